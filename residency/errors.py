@@ -1,0 +1,61 @@
+"""Errors that end a run before there is a verdict, and the one that says "vetoed".
+
+Every input problem is a :class:`Problem`: a value with its position. Readers gather all
+problems of one input and raise them together, so a user fixes a file once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .report import Report
+    from .where import Where
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One thing wrong with an input, where it stands, and what was probably meant."""
+
+    message: str  # one sentence, no position in it
+    where: Where | None = None
+    line_text: str | None = None  # the user's own line, for the caret
+    span: int = 1  # characters the caret covers
+    hint: str | None = None  # e.g. 'did you mean "context.length"?'
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.message}" if self.where is not None else self.message
+        if self.hint:
+            head += f"; {self.hint}"
+        if self.line_text is None or self.where is None or self.where.column is None:
+            return head
+        number = str(self.where.line)
+        # Tabs are kept so that the caret lines up whatever the terminal's tab width is.
+        lead = "".join("\t" if c == "\t" else " " for c in self.line_text[: self.where.column - 1])
+        caret = "^" * max(1, self.span)
+        return f"{head}\n  {number} | {self.line_text}\n  {' ' * len(number)} | {lead}{caret}"
+
+
+class ResidencyError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InputError(ResidencyError):
+    """The input cannot be read: usage, TOML, unknown key, missing file. Exit code 2."""
+
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        if isinstance(problems, str):
+            problems = [Problem(message=problems)]
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+
+class LaunchVetoed(ResidencyError):  # noqa: N818 - the name is part of the public contract
+    """Raised by :func:`residency.guard` unless the launch is allowed."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        super().__init__(report.summary())

@@ -1,0 +1,88 @@
+"""A rule: one module, one rule, facts in, finding out."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .finding import Finding, Fix, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from residency.budget import Budget
+    from residency.engines.base import EngineView, Models
+    from residency.launch.model import Launch
+    from residency.machine.model import Machine
+    from residency.policy.model import Policy
+
+    Check = Callable[["Facts"], "Finding | Sequence[Finding]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything a rule may look at. Frozen; probing and reading happened before."""
+
+    launch: Launch
+    models: Models
+    machine: Machine
+    engine: EngineView
+    budget: Budget
+    policy: Policy
+
+
+@dataclass(kw_only=True)
+class Rule:
+    """A rule and its id ``<plugin>/<slug>``. The module's docstring is its explanation:
+
+    first line what it says, then paragraphs starting with ``What:``, ``Why:`` and ``Fix:``.
+
+    Use::
+
+        rule = Rule(id="fleet-example/no-weekend-launches")
+
+        @rule.check
+        def check(facts: Facts) -> Finding:
+            ...
+            return rule.approve()
+    """
+
+    id: str
+    severity: str = "deny"  # "deny" or "warn": what a veto of this rule means by default
+    doc: str = ""
+    function: Check | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.doc:
+            frame = sys._getframe(2)  # the module that creates the rule
+            self.doc = inspect.cleandoc(frame.f_globals.get("__doc__") or "")
+
+    def check(self, function: Check) -> Check:
+        """Decorate the rule's one function."""
+        self.function = function
+        return function
+
+    def approve(self, message: str = "") -> Finding:
+        """Return an approval; the only value that approves."""
+        return Finding(rule=self.id, outcome=Outcome.APPROVE, message=message)
+
+    def not_applicable(self, reason: str) -> Finding:
+        """Return "this rule has nothing to say here", with the reason."""
+        return Finding(rule=self.id, outcome=Outcome.NOT_APPLICABLE, message=reason)
+
+    def veto(self, message: str, **details: Any) -> Finding:
+        """Return a refusal. ``details`` are the fields of Finding: knob, pool, need_bytes, missing, ways, ..."""
+        return Finding(rule=self.id, outcome=Outcome.VETO, message=message, **details)
+
+    def warn(self, message: str, **details: Any) -> Finding:
+        """Return a warning: allowed, but said."""
+        return Finding(rule=self.id, outcome=Outcome.WARN, message=message, **details)
+
+    def cannot_tell(self, message: str, **details: Any) -> Finding:
+        """Return "a fact this rule needs is unknown", naming the fact."""
+        return Finding(rule=self.id, outcome=Outcome.CANNOT_TELL, message=message, **details)
+
+
+__all__ = ["Facts", "Finding", "Fix", "Outcome", "Rule"]
