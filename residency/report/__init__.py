@@ -1,1 +1,7 @@
-"""TODO"""
+"""Reports: the value and its formats."""
+
+from __future__ import annotations
+
+from .model import Report
+
+__all__ = ["Report"]

@@ -45,10 +45,11 @@ class Fix:
     value: Any
     verified: bool
     note: str = ""
+    spelling: str = ""  # the same change in the engine's own words, e.g. "-c 8192"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of DESIGN 4.3."""
-        return {"knob": self.knob, "value": self.value, "verified": self.verified, "note": self.note}
+        return {"knob": self.knob, "value": self.value, "verified": self.verified, "note": self.note, "spelling": self.spelling}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

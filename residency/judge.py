@@ -1,0 +1,245 @@
+"""Judging: values in, a Report out. Everything has been read before this module is called."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from residency.budget import Allocation, Budget, Phase, Purpose, Unknown
+from residency.engines.base import EngineView
+from residency.plugins import describe
+from residency.report.model import Report
+from residency.rules.finding import Finding, Fix, Outcome
+from residency.rules.rule import Facts
+from residency.rules.runner import apply_policy, run_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import date
+
+    from residency.engines.base import Engine, Models
+    from residency.launch.model import Launch
+    from residency.machine.model import Machine
+    from residency.plugins import PluginSet
+    from residency.policy.model import Policy
+    from residency.rules.finding import Way
+
+#: Re-evaluations one report may spend on looking for ways out. At about 2 ms each this keeps a
+#: refusal well under half a second.
+TRIALS = 96
+#: Verified ways out offered per finding; more would be a menu, not advice.
+OFFERED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One launch with everything needed to judge it."""
+
+    launch: Launch
+    models: Models
+    machine: Machine
+    engine: Engine
+    policy: Policy
+    plugins: PluginSet
+
+    @property
+    def version(self) -> str:
+        """The engine version judged: the one given, else the newest known."""
+        return self.launch.version or self.engine.newest
+
+    @property
+    def view(self) -> EngineView:
+        """The engine as rules see it."""
+        return EngineView(
+            label=f"{self.engine.name} {self.version}",
+            version=self.version,
+            version_given=self.launch.version is not None,
+            capabilities=self.engine.capabilities,
+        )
+
+
+def plan(case: Case) -> Budget:
+    """Return the budget of a case; an engine that breaks ends in an unknown, never in an approval."""
+    if case.models.main is None:
+        why = "the launch names no model file" if case.launch.get("model.path") is None else "its file was not read"
+        return Budget(allocations=(), unknowns=(Unknown(what="the model", why=why),))
+    try:
+        budget = case.engine.plan(case.launch, case.models, case.machine, version=case.version)
+    except Exception as error:  # noqa: BLE001 - an engine plugin's fault must end in "no verdict", with its name
+        return Budget(
+            allocations=(),
+            unknowns=(Unknown(what=f"the memory plan of {case.engine.name}", why=f"its model failed: {describe(error)}"),),
+        )
+    return _with_reserve(budget, case)
+
+
+def _with_reserve(budget: Budget, case: Case) -> Budget:
+    """Add the launch's own reserve on every device pool, unless the engine has placed it itself."""
+    reserve = case.launch.get("memory.reserve")
+    if not reserve or any(a.purpose is Purpose.RESERVE for a in budget.allocations):
+        return budget
+    pools = {d.pool: d for d in case.machine.accelerators}
+    rows = []
+    for name in dict.fromkeys(a.pool for a in budget.allocations):
+        pool = case.machine.pool(name)
+        if pool is None or name not in pools:
+            continue
+        size = reserve if isinstance(reserve, int) else int((pool.total_bytes or 0) * float(reserve) / 100)
+        rows.append(
+            Allocation.exact(name, Purpose.RESERVE, "reserve asked for", Phase.RUN_TIME, size, knob="memory.reserve")
+        )
+    return replace(budget, allocations=(*budget.allocations, *rows))
+
+
+def _facts(case: Case, budget: Budget) -> Facts:
+    return Facts(
+        launch=case.launch, models=case.models, machine=case.machine,
+        engine=case.view, budget=budget, policy=case.policy,
+    )  # fmt: skip
+
+
+def _evaluate(case: Case, today: date) -> tuple[Budget, tuple[Finding, ...]]:
+    budget = plan(case)
+    facts = _facts(case, budget)
+    return budget, apply_policy(run_rules(facts, case.plugins), facts, case.plugins, today)
+
+
+def refuses(findings: Iterable[Finding]) -> bool:
+    """Whether these findings keep the engine from starting."""
+    return any(f.outcome is Outcome.CANNOT_TELL or (f.outcome is Outcome.VETO and f.waived is None) for f in findings)
+
+
+def judge(case: Case, *, today: date | None = None, started: float | None = None, ways_out: bool = True) -> Report:
+    """Return the report on one launch.
+
+    Args:
+        case: the launch and everything read for it.
+        today: the date waivers are compared with; default: the clock's.
+        started: ``time.perf_counter()`` when reading began, for the elapsed time shown.
+        ways_out: whether to search for changes that pass (costs re-evaluations when refused).
+    """
+    started = time.perf_counter() if started is None else started
+    if today is None:
+        from datetime import date as calendar
+
+        today = calendar.today()  # noqa: DTZ011 - a waiver ends at the fleet's local midnight
+    budget, findings = _evaluate(case, today)
+    findings = tuple(_completed(f, case) for f in findings)
+    if ways_out and any(f.outcome is Outcome.VETO and f.ways for f in findings):
+        findings = _with_fixes(case, findings, today)
+    return Report(
+        findings=findings, budget=budget, launch=case.launch, models=case.models, machine=case.machine,
+        engine=case.view, engine_name=case.engine.name, plugins=case.plugins, policy=case.policy,
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _completed(finding: Finding, case: Case) -> Finding:
+    """Fill in what the core knows: the knob's value and position, the capability's title."""
+    changes: dict[str, Any] = {}
+    if finding.knob is not None and finding.where is None:
+        changes["where"] = case.launch.where(finding.knob)
+        if finding.value is None:
+            changes["value"] = (
+                case.launch.options.get(finding.knob[7:]) if finding.knob.startswith("option:") else case.launch.get(finding.knob)
+            )
+    if finding.missing is not None and finding.missing_title is None:
+        changes["missing_title"] = case.view.title(finding.missing)
+    return replace(finding, **changes) if changes else finding
+
+
+class _Trials:
+    """Re-evaluates the launch with one change, remembering what was tried and how much is left."""
+
+    def __init__(self, case: Case, today: date, left: int = TRIALS) -> None:
+        self.case, self.today, self.left = case, today, left
+        self.known: dict[tuple[str, str], tuple[Finding, ...]] = {}
+
+    def findings(self, knob: str, value: Any) -> tuple[Finding, ...] | None:
+        """Return the findings of the changed launch, or None when the trials are used up."""
+        key = (knob, repr(value))
+        if key not in self.known:
+            if self.left <= 0:
+                return None
+            self.left -= 1
+            changed = replace(self.case, launch=self.case.launch.with_value(knob, value))
+            self.known[key] = _evaluate(changed, self.today)[1]
+        return self.known[key]
+
+    def passes(self, knob: str, value: Any) -> bool:
+        """Whether the changed launch is allowed."""
+        findings = self.findings(knob, value)
+        return findings is not None and not refuses(findings)
+
+    def silences(self, knob: str, value: Any, rule: str, pool: str | None) -> bool:
+        """Whether the changed launch at least no longer has this veto."""
+        findings = self.findings(knob, value)
+        return findings is not None and not any(
+            f.rule == rule and f.pool == pool and f.outcome in (Outcome.VETO, Outcome.CANNOT_TELL) for f in findings
+        )
+
+
+def largest_passing(low: int, high: int, step: int, passes: Callable[[int], bool]) -> int | None:
+    """Return the largest multiple of ``step`` in [low, high] that passes, by bisection; None if ``low`` fails.
+
+    Assumes that a smaller value passes when a larger one does; the caller verifies the value itself.
+    """
+    first, last = -(-low // step), high // step
+    if first > last or not passes(first * step):
+        return None
+    if passes(last * step):
+        return last * step
+    while last - first > 1:
+        middle = (first + last) // 2
+        if passes(middle * step):
+            first = middle
+        else:
+            last = middle
+    return first * step
+
+
+def _with_fixes(case: Case, findings: tuple[Finding, ...], today: date) -> tuple[Finding, ...]:
+    trials = _Trials(case, today)
+    spell = getattr(case.engine, "spell", None)
+    done = []
+    for finding in findings:
+        if finding.outcome is Outcome.VETO and finding.ways and finding.waived is None:
+            fixes: list[Fix] = list(finding.fixes)
+            partial: list[Fix] = []
+            for way in finding.ways:
+                if len(fixes) >= OFFERED:
+                    break
+                fix = _try(way, finding, trials)
+                if fix is not None:
+                    spelling = spell(case.launch, fix.knob, fix.value) if spell is not None else None
+                    fix = replace(fix, spelling=spelling or "")
+                    (fixes if fix.verified else partial).append(fix)
+            done.append(replace(finding, fixes=(*fixes, *partial[: OFFERED - len(fixes)])))
+        else:
+            done.append(finding)
+    return tuple(done)
+
+
+def _try(way: Way, finding: Finding, trials: _Trials) -> Fix | None:
+    """Return the way as a fix if it passes, or at least removes this veto; None if it does not help."""
+    value = way.value
+    if way.low is not None:
+
+        def helps(candidate: int) -> bool:
+            return trials.passes(way.knob, candidate)
+
+        def removes(candidate: int) -> bool:
+            return trials.silences(way.knob, candidate, finding.rule, finding.pool)
+
+        value = largest_passing(way.low, int(way.value), way.step, helps)
+        if value is None:
+            value = largest_passing(way.low, int(way.value), way.step, removes)
+        if value is None:
+            return None
+    if trials.passes(way.knob, value):
+        return Fix(knob=way.knob, value=value, verified=True, note=way.note)
+    if trials.silences(way.knob, value, finding.rule, finding.pool):
+        note = f"{way.note}; " if way.note else ""
+        return Fix(knob=way.knob, value=value, verified=False, note=f"{note}answers this refusal, others remain")
+    return None
