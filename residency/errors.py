@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .text import clean, columns
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .report import Report
     from .where import Where
+
+_BEFORE, _MARKED, _AFTER = 100, 60, 100  # characters shown of a line before, under and after the caret
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +34,20 @@ class Problem:
         head = f"{self.where}: {self.message}" if self.where is not None else self.message
         if self.hint:
             head += f"; {self.hint}"
+        head = clean(head)
         if self.line_text is None or self.where is None or self.where.column is None:
             return head
         number = str(self.where.line)
+        start = self.where.column - 1
+        end = start + min(max(1, self.span), _MARKED)
+        left = max(0, start - _BEFORE)  # a file of one endless line: show the part around the caret
+        before = ("..." if left else "") + clean(self.line_text[left:start], keep="\t")
+        marked = clean(self.line_text[start:end])
+        after = clean(self.line_text[end : end + _AFTER], keep="\t")
         # Tabs are kept so that the caret lines up whatever the terminal's tab width is.
-        lead = "".join("\t" if c == "\t" else " " for c in self.line_text[: self.where.column - 1])
-        caret = "^" * max(1, self.span)
-        return f"{head}\n  {number} | {self.line_text}\n  {' ' * len(number)} | {lead}{caret}"
+        lead = "".join("\t" if char == "\t" else " " * columns(char) for char in before)
+        caret = "^" * max(1, columns(marked))
+        return f"{head}\n  {number} | {before}{marked}{after}\n  {' ' * len(number)} | {lead}{caret}"
 
 
 class ResidencyError(Exception):

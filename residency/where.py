@@ -42,6 +42,8 @@ class Where:
         if self.source == "env":
             return f"${self.variable}"
         if self.source == "argv":
+            if self.argv_index is None:  # our own command line, where the flag says it all
+                return self.flag or "command line"
             return f"argument {self.argv_index}" + (f" ({self.flag})" if self.flag else "")
         return "default"
 
