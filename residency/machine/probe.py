@@ -1,0 +1,31 @@
+"""Probe: the machine residency runs on, as a Machine. Reads, never allocates on a device."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from .cuda import probe_cuda
+from .host import probe_host
+from .model import Machine
+
+
+def probe(root: Path = Path("/")) -> Machine:
+    """Return this machine: host pool and devices; what cannot be read is unknown, with the reason.
+
+    Args:
+        root: where ``/proc`` and ``/sys`` are looked for; tests give a folder of their own.
+    """
+    host_pool, host, facts, unknown = probe_host(root)
+    cuda = probe_cuda(host_pool)
+    return Machine(
+        name=platform.node() or "this machine",
+        pools=(*cuda.pools, host_pool),
+        devices=cuda.devices,
+        host=host,
+        host_pool_name=host_pool.name,
+        source="probe",
+        facts=(*cuda.facts, *facts),
+        driver_version=cuda.driver_version,
+        unknown={**unknown, **cuda.unknown},
+    )

@@ -1,0 +1,120 @@
+"""Report formats for machines: json, sarif, github, junit. Each is one string for stdout."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from residency.rules.finding import Outcome
+from residency.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from residency.rules.finding import Finding
+
+    from .model import Report
+
+_BAD = (Outcome.VETO, Outcome.CANNOT_TELL)
+
+
+def to_json(reports: Sequence[Report]) -> str:
+    """Return one JSON document: the report, or {"schema", "exit_code", "reports"} for several."""
+    documents = [r.to_dict() for r in reports]
+    document: Any = documents[0]
+    if len(documents) != 1:
+        document = {"schema": "residency.reports/1", "exit_code": worst(reports), "reports": documents}
+    return json.dumps(document, indent=2, ensure_ascii=True)
+
+
+def worst(reports: Sequence[Report]) -> int:
+    """Return the exit code of several reports: the largest, as 3 wins over 1 wins over 0."""
+    return max((int(r.exit_code) for r in reports), default=3)
+
+
+def _shown(report: Report) -> list[Finding]:
+    return [f for f in report.findings if f.outcome in (*_BAD, Outcome.WARN) and f.waived is None]
+
+
+def _level(finding: Finding) -> str:
+    return "warning" if finding.outcome is Outcome.WARN else "error"
+
+
+def _advice(finding: Finding) -> str:
+    tries = [f"{x.spelling or x.knob + ' = ' + str(x.value)}{' (verified)' if x.verified else ''}" for x in finding.fixes]
+    return f"{finding.message} Try: {'; '.join(tries)}." if tries else finding.message
+
+
+def to_sarif(reports: Sequence[Report]) -> str:
+    """Return SARIF 2.1.0 with one run."""
+    results, rules = [], {}
+    for report in reports:
+        for finding in _shown(report):
+            rules[finding.rule] = {"id": finding.rule}
+            result: dict[str, Any] = {"ruleId": finding.rule, "level": _level(finding), "message": {"text": _advice(finding)}}
+            where = finding.where
+            if where is not None and where.file is not None:
+                region = {"startLine": where.line or 1, "startColumn": where.column or 1}
+                result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": where.file}, "region": region}}]
+            results.append(result)
+    from residency import __version__
+
+    driver = {"name": "residency", "version": __version__, "rules": list(rules.values())}
+    run = {"tool": {"driver": driver}, "results": results, "invocations": [{"executionSuccessful": worst(reports) < 3, "exitCode": worst(reports)}]}  # noqa: PLR2004 - Exit.NO_VERDICT
+    return json.dumps({"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _escape(text: str, *, value: bool = False) -> str:
+    """Escape for a workflow command; property values also escape ':' and ','."""
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return text.replace(":", "%3A").replace(",", "%2C") if value else text
+
+
+def to_github(reports: Sequence[Report]) -> str:
+    """Return workflow commands, one line per finding."""
+    lines = []
+    for report in reports:
+        for finding in _shown(report):
+            where = finding.where
+            place = ""
+            if where is not None and where.file is not None:
+                place = f"file={_escape(where.file, value=True)},line={where.line or 1},col={where.column or 1},"
+            lines.append(f"::{_level(finding)} {place}title={_escape(finding.rule, value=True)}::{_escape(clean(_advice(finding)))}")
+        lines.append(f"residency: {report.verdict}: {clean(report.launch.name)}")
+    return "\n".join(lines)
+
+
+def to_junit(reports: Sequence[Report]) -> str:
+    """Return a JUnit document: one suite per launch, one case per rule."""
+    from xml.sax.saxutils import escape, quoteattr
+
+    suites = []
+    for report in reports:
+        by_rule: dict[str, list[Finding]] = {}
+        for finding in report.findings:
+            by_rule.setdefault(finding.rule, []).append(finding)
+        cases, failures, errors = [], 0, 0
+        for rule, findings in by_rule.items():
+            body = ""
+            for finding in findings:
+                if finding.waived is not None:
+                    continue
+                text = escape(clean(_advice(finding)))
+                if finding.outcome is Outcome.VETO:
+                    failures += 1
+                    body += f"<failure>{text}</failure>"
+                elif finding.outcome is Outcome.CANNOT_TELL:
+                    errors += 1
+                    body += f"<error>{text}</error>"
+                elif finding.outcome is Outcome.NOT_APPLICABLE:
+                    body += f"<skipped message={quoteattr(clean(finding.message))}/>"
+            cases.append(f"<testcase classname={quoteattr(clean(report.launch.name))} name={quoteattr(rule)}>{body}</testcase>")
+        suites.append(
+            f"<testsuite name={quoteattr(clean(report.launch.name))} tests=\"{len(by_rule)}\" failures=\"{failures}\" errors=\"{errors}\">"
+            + "".join(cases)
+            + "</testsuite>"
+        )
+    return '<?xml version="1.0" encoding="utf-8"?>\n<testsuites>' + "".join(suites) + "</testsuites>"
+
+
+FORMATS = {"json": to_json, "sarif": to_sarif, "github": to_github, "junit": to_junit}

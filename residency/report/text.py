@@ -1,0 +1,196 @@
+"""The report for people: quiet when all is well, complete when it is not (DESIGN 4.4).
+
+A report is built as lines of styled pieces and printed either plain or through rich, which is
+imported only when the output is a terminal. Everything that came from files, environment or
+plugins passes through :func:`residency.text.clean` first.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from residency.budget import Purpose
+from residency.rules.finding import Outcome
+from residency.text import clean
+from residency.units import plural, size
+
+from .model import usable_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from residency.budget import PoolSum
+    from residency.rules.finding import Finding, Fix
+
+    from .model import Report
+
+Piece = tuple[str, str]  # text, rich style ("" = plain)
+Line = list[Piece]
+
+WIDTH = 100
+_BAR = 54
+_MARKS = {Outcome.VETO: ("x", "bold red"), Outcome.WARN: ("!", "yellow"), Outcome.CANNOT_TELL: ("?", "bold magenta")}
+_HEADS = {"allow": ("ALLOW", "bold green"), "veto": ("VETO", "bold red"), "no-verdict": ("NO VERDICT", "bold magenta")}
+_ORDER = [p.value for p in Purpose]
+
+
+def show_value(value: Any) -> str:
+    """Return a knob's value as it would stand in a launch file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{clean(value)}"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(show_value(v) for v in value) + "]"
+    if hasattr(value, "model_dump"):
+        return clean(str(value.model_dump()))
+    return clean(str(value))
+
+
+def _spread(left: Line, right: str, style: str = "dim") -> Line:
+    room = WIDTH - sum(len(t) for t, _ in left) - len(right)
+    return [*left, (" " * max(2, room), ""), (right, style)] if right else left
+
+
+def heading(report: Report) -> Line:
+    """Return the first line: verdict, model, engine, machine; what was read and how long it took."""
+    word, style = _HEADS[report.verdict]
+    main = report.models.main
+    model = clean(main.name) if main else "no model"
+    names = " · ".join([model, clean(report.engine.label), clean(report.machine.name)])
+    read = ""
+    if main is not None:
+        files = plural(len(main.files), "shard") if len(main.files) > 1 else "1 file"
+        kind = "census, " if main.source == "census" else ""
+        read = f"{kind}{files}, {plural(len(main.tensors), 'tensor')}, {report.seconds:.2f} s"
+    return _spread([(word, style), ("  ", ""), (names, "bold")], read)
+
+
+def _place(finding: Finding) -> str:
+    if finding.knob is None:
+        return ""
+    name = finding.knob.removeprefix("option:")
+    if finding.where is None or finding.where.source == "default":
+        return f"{name} not set" if finding.value is None else f"{name} = {show_value(finding.value)}"
+    typed = f"{clean(str(finding.where))}  "
+    return f"{typed}{name}" if finding.value is None else f"{typed}{name} = {show_value(finding.value)}"
+
+
+def _wrapped(text: str, indent: str = "  ") -> Iterator[Line]:
+    for line in textwrap.wrap(clean(text), WIDTH - len(indent), break_long_words=False, break_on_hyphens=False):
+        yield [(indent + line, "")]
+
+
+def show_fix(fix: Fix) -> Line:
+    """Return one "try" line."""
+    state = "verified: passes" if fix.verified else "not verified"
+    typed = clean(fix.spelling) if fix.spelling else f"{fix.knob.removeprefix('option:')} = {show_value(fix.value)}"
+    note = f"; {clean(fix.note)}" if fix.note else ""
+    return [("  try      ", "dim"), (typed, "bold green" if fix.verified else ""), ("  ", ""), (state + note, "dim")]
+
+
+def show_finding(finding: Finding) -> Iterator[Line]:
+    """Yield the lines of one finding."""
+    mark, style = _MARKS[finding.outcome]
+    if finding.waived is not None:
+        mark, style = "~", "yellow"
+    yield _spread([(f"{mark} ", style), (clean(finding.rule), "bold")], _place(finding))
+    yield from _wrapped(finding.message)
+    if finding.missing is not None:
+        yield [("  missing  ", "dim"), (clean(finding.missing_title or finding.missing), "")]
+    if finding.largest_name is not None:
+        yield [("  largest  ", "dim"), (f"{clean(finding.largest_name)}  {size(finding.largest_bytes)}", "")]
+    if finding.waived is not None:
+        waived = finding.waived
+        yield [("  waived   ", "dim"), (clean(f"until {waived['until']} by {waived['approved_by']}: {waived['reason']}"), "")]
+    for fix in finding.fixes:
+        yield show_fix(fix)
+
+
+def _purposes(found: PoolSum) -> str:
+    sums: dict[str, int] = {}
+    for a in found.allocations:
+        shown = a.likely_bytes if a.backing != "mapped" else a.at_most_bytes
+        label = str(a.purpose) if a.backing != "mapped" else f"{a.purpose} (file cache)"
+        sums[label] = sums.get(label, 0) + shown
+    order = sorted(sums, key=lambda k: (_ORDER.index(k.split(" ")[0]), k))
+    return "   ".join(f"{k} {size(sums[k])}" for k in order if sums[k])
+
+
+def show_pool(found: PoolSum, report: Report) -> Iterator[Line]:
+    """Yield the compact budget of one pool: a bar against what is usable, then the purposes."""
+    if not found.allocations:
+        return
+    usable = usable_bytes(found.pool)
+    devices = [d.name for d in report.machine.devices if d.pool == found.pool.name and d.name != found.pool.name]
+    name = clean(" + ".join([found.pool.name, *devices]))
+    if usable is None:
+        yield [(f"{name}  size unknown, needs {size(found.likely_bytes)}", "")]
+    else:
+        share = found.likely_bytes / usable if usable else 2.0
+        over = share > 1
+        filled = _BAR if over else round(share * _BAR)
+        bar = "#" * filled + (">" if over else "." * (_BAR - filled))
+        style = "red" if over else "green"
+        yield [(f"{name:<14} {size(usable):>11} free   |", ""), (bar, style), (f"|  {size(found.likely_bytes)}", "")]
+    for line in _wrapped(_purposes(found), "  "):
+        yield [(line[0][0], "dim")]
+
+
+def render(report: Report, *, verbose: bool = False, budget: bool | None = None) -> list[Line]:
+    """Return the report as lines.
+
+    Args:
+        report: what to show.
+        verbose: also list the rules that approved or do not apply, and the machine's facts.
+        budget: show the budget per pool; default: when the launch is not simply allowed.
+    """
+    lines: list[Line] = [heading(report)]
+    shown = report.with_outcome(Outcome.CANNOT_TELL, Outcome.VETO, Outcome.WARN)
+    main = report.models.main
+    if main is not None and main.note and (shown or verbose):
+        lines.append([(f"  note: {clean(main.note)}", "dim")])
+    if not report.engine.version_given and (shown or verbose):
+        lines.append([(f"  engine version not given: judged as {clean(report.engine.label)}, the newest known", "dim")])
+    rank = {Outcome.CANNOT_TELL: 0, Outcome.VETO: 1, Outcome.WARN: 2}
+    for finding in sorted(shown, key=lambda f: rank[f.outcome]):
+        if not report.allowed:
+            lines.append([])
+        lines.extend(show_finding(finding))
+    if verbose:
+        lines.append([])
+        for finding in report.with_outcome(Outcome.APPROVE, Outcome.NOT_APPLICABLE):
+            mark = "ok" if finding.outcome is Outcome.APPROVE else "--"
+            lines.append([(f"{mark} {clean(finding.rule)}", ""), (f"  {clean(finding.message)}", "dim")])
+        lines.extend([(f"  {clean(fact)}", "dim")] for fact in report.machine.facts)
+    if budget if budget is not None else not report.allowed:
+        lines.append([])
+        for found in report.pools:
+            lines.extend(show_pool(found, report))
+    return lines
+
+
+def show_budget(report: Report) -> list[Line]:
+    """Return the whole budget, allocation by allocation, for ``residency plan``."""
+    lines: list[Line] = []
+    for found in report.pools:
+        if not found.allocations:
+            continue
+        lines.append([])
+        lines.append([(f"{clean(found.pool.name):<44}", "bold"), (f"{'certain':>12}{'likely':>12}{'at most':>12}  phase", "dim")])
+        for a in found.allocations:
+            label = f"  {a.purpose:<13} {clean(a.name)}"
+            numbers = "".join(f"{size(n):>12}" for n in (a.certain_bytes, a.likely_bytes, a.at_most_bytes))
+            kind = f" ({a.backing})" if a.backing != "device" else ""
+            lines.append([(f"{label:<44}"[:44], ""), (f"{numbers}  {a.phase}{kind}", "")])
+        total = "".join(f"{size(n):>12}" for n in (found.certain_bytes, found.likely_bytes, found.at_most_bytes))
+        lines.append([(f"  {'sum':<42}", "bold"), (total, "bold"), (f"  of {size(usable_bytes(found.pool))} free", "")])
+    for unknown in report.budget.unknowns:
+        lines.append([(f"? {clean(unknown.what)}: {clean(unknown.why)}", "")])
+    return lines
+
+
+def plain(lines: list[Line]) -> str:
+    """Return lines as text without any styling."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
