@@ -1,0 +1,559 @@
+"""Which bytes land on which device: layers, tensors, caches and compute buffers of one launch.
+
+Laws restated from llama.cpp 0.5.0 (commit 0c1e570): ``src/llama-model.cpp`` (layers to devices),
+``src/llama-model-loader.cpp`` (tensors to buffers), ``src/llama-arch.cpp`` (tensor classes),
+``ggml/src/ggml-alloc.c`` and ``ggml/src/ggml-cuda/ggml-cuda.cu`` (padding).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from residency.budget import Remark, Unknown
+from residency.checkpoint.model import Role
+
+from . import context as contexts
+from .hparams import NO_FLASH_ATTENTION, NO_TENSOR_SPLIT, ROLLBACK, HyperParameters, derived, hyper_parameters
+from .settings import CACHE_TYPES, EXPERTS, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from residency.checkpoint.model import Checkpoint
+
+    from .settings import DeviceSpec, Override
+
+
+class BufferRules(NamedTuple):
+    """How a back end sizes tensors in its buffers."""
+
+    align: int  # every tensor starts at a multiple of this
+    quant_row: int  # quantised rows that are no multiple of this take one partial row more; 0 = no such rule
+
+
+#: Per device kind. Vulkan, Metal and SYCL report their own alignment; 128 and 32 are what common drivers answer.
+BUFFER_RULES: Mapping[str, BufferRules] = {
+    "cuda": BufferRules(128, 512), "rocm": BufferRules(128, 512), "musa": BufferRules(128, 512),
+    "cpu": BufferRules(32, 0), "rpc": BufferRules(128, 512), "metal": BufferRules(32, 0), "vulkan": BufferRules(64, 0),
+    "sycl": BufferRules(128, 512),
+}  # fmt: skip
+
+#: Names (without suffix) of the input class: always in host memory unless an override says otherwise.
+INPUT_NAMES = frozenset({"token_embd", "position_embd", "token_types", "per_layer_token_embd"})
+#: Loaded by no graph: the engine skips them.
+SKIPPED_NAMES = frozenset({"masked_embd_centroids", "masked_embd_ordering"})
+#: Names of the output class: on the device of the output layer.
+OUTPUT_NAMES = frozenset(
+    ["output", "output_norm", "cls", "cls.output", "cls.norm", "dense_2", "dense_3", "dec.output_norm", "enc.output_norm", "output_hc_fn", "output_hc_base", "output_hc_scale", "output_hc_norm", "output_hc_down", "output_hc_up", "output_res_score", "altup_proj", "altup_unembd_proj", "nextn.post_projection", "fc", "d2t", "markov_w1", "markov_w2", "conf_proj", "selector_predecessor", "selector_successor", "selector_hidden"]
+)
+#: One per file, but every device that holds a layer gets a copy.
+PER_DEVICE_NAMES = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
+#: The output norm of these carries the embedding norm's name (LLM_TENSOR_OUTPUT_NORM_LFM2).
+OUTPUT_NORM_AS_EMBEDDING_NORM = frozenset({"lfm2", "lfm2moe"})
+#: Without output.weight these make no output of the embedding table: encoders.
+NO_OUTPUT = frozenset(
+    ["bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "modern-bert", "t5encoder", "clip", "eagle3", "dflash"]
+)
+#: Lazy tables stay in the file whatever the load mode when larger than this (``--lazy-mode auto``).
+LAZY_BYTES = 4 * 2**30
+LAZY = {"gemma4": "per_layer_token_embd.weight", "qwen4exp": "per_layer_token_embd.weight"}
+
+INPUT, OUTPUT, ALL_DEVICES, SKIPPED = -1, -2, -3, -4
+
+#: Device kinds served by the CUDA back end's sources.
+CUDA_KINDS = frozenset({"cuda", "rocm", "musa"})
+#: Tensor types the CUDA back end has no matrix product for: such tensors stay in host memory without a word.
+NO_CUDA_PRODUCT = frozenset({"TQ1_0", "TQ2_0", "I8", "I16", "I64", "F64"})
+#: State sizes of the Mamba-2 scan kernel; Mamba-1 has one for 16 only (``ggml-cuda.cu``, supports_op, SSM_SCAN).
+SCAN_STATES = frozenset({96, 128, 256})
+SCAN_STATE_1, KERNEL_STEP = 16, 128
+
+
+class Row(NamedTuple):
+    """One tensor, ready for placing."""
+
+    name: str
+    place: int  # block index, or INPUT, OUTPUT, ALL_DEVICES, SKIPPED
+    expert: bool
+    nbytes: int
+    quant_extra: int  # bytes of the partial row on back ends with the 512 rule
+    offset: int
+    file: int
+    type_name: str
+    stuck: bool  # the CUDA back end cannot run its operation: host memory whatever the layer's device
+
+    def size(self, rules: BufferRules) -> int:
+        """Bytes in a buffer with these rules."""
+        return contexts.pad(self.nbytes + (self.quant_extra if rules.quant_row else 0), rules.align)
+
+
+#: Types of the tensor table that are not quantised.
+_PLAIN = frozenset({"F32", "F16", "BF16", "I8", "I16", "I32", "I64", "F64"})
+
+
+def _stuck(checkpoint: Checkpoint, name: str, type_name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the CUDA back end refuses the operation the engine probes for this tensor (weight_buft_supported)."""
+    if type_name in NO_CUDA_PRODUCT:
+        return len(shape) > 1
+    stem, _, suffix = name.rpartition(".")
+    if suffix == "ssm_a" and f"{stem}.ssm_d" in checkpoint.by_name:  # a scan, not the product of a delta net
+        inner = checkpoint.integer("ssm.inner_size")
+        heads = shape[1] if len(shape) > 1 else 1
+        if shape[0] == 1:
+            return not (checkpoint.integer("ssm.state_size") in SCAN_STATES and inner // max(heads, 1) % 16 == 0)
+        groups = checkpoint.integer("ssm.group_count") or 1
+        return not (shape[0] == SCAN_STATE_1 and inner == heads and heads % KERNEL_STEP == 0 and groups == 1)
+    if name.endswith((".ssm_conv1d.weight", ".shortconv.conv.weight", ".ple_conv1d.weight")):
+        return len(shape) > 1 and shape[1] % KERNEL_STEP != 0
+    return type_name == "BF16" and len(shape) == 1  # sums and products of float32 with bfloat16
+
+
+def _rows(checkpoint: Checkpoint, hyper: HyperParameters) -> tuple[Row, ...]:
+    found = []
+    arch = hyper.architecture
+    names = checkpoint.by_name
+    tied = "output.weight" not in names and arch not in NO_OUTPUT and arch != "codeshell"
+    for t in checkpoint.tensors:
+        stem = t.name.rsplit(".", 1)[0]
+        layer = t.layer
+        if layer is not None:
+            place = layer
+        elif stem in INPUT_NAMES:
+            place = INPUT
+        elif stem in OUTPUT_NAMES or (arch in OUTPUT_NORM_AS_EMBEDDING_NORM and stem == "token_embd_norm"):
+            place = OUTPUT
+        elif stem in PER_DEVICE_NAMES:
+            place = ALL_DEVICES
+        elif stem in SKIPPED_NAMES:
+            place = SKIPPED
+        else:
+            place = 0
+        extra = 0
+        if t.type_name not in _PLAIN and t.shape and t.shape[0] % 512:
+            missing = 512 - t.shape[0] % 512
+            extra = t.nbytes * missing // max(t.elements, 1)
+        row = Row(t.name, place, t.role is Role.EXPERT, t.nbytes, extra, t.offset, t.file, t.type_name, _stuck(checkpoint, t.name, t.type_name, t.shape))
+        found.append(row)
+        if tied and t.name == "token_embd.weight":
+            found.append(row._replace(place=OUTPUT))
+        if arch == "codeshell" and t.name == "output.weight" and "token_embd.weight" not in names:
+            found.append(row._replace(place=INPUT))
+    return tuple(found)
+
+
+def _f32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
+
+
+def layer_devices(hyper: HyperParameters, settings: Settings, devices: Sequence[DeviceSpec], host_free: int | None = None) -> tuple[int, ...]:
+    """Return the device index of every block and, last, of the output; -1 is the CPU.
+
+    Blocks count from the last one down, the output first; shares are compared in float32 as the engine does.
+    """
+    count = hyper.layers_all
+    wanted = settings.n_gpu_layers if settings.n_gpu_layers >= 0 else count + 1
+    start = max(count + 1 - wanted, 0)
+    active = min(wanted, count + 1) if devices else 0
+    shares = list(settings.tensor_split[: len(devices)]) + [0.0] * (len(devices) - len(settings.tensor_split))
+    if not any(shares):
+        shares = [float(d.free_bytes if d.free_bytes is not None else host_free or 1) for d in devices]
+    points: list[float] = []
+    total = 0.0
+    for share in shares:
+        total = _f32(total + _f32(share))
+        points.append(total)
+    if total:
+        points = [_f32(p / total) for p in points]
+    found = []
+    for i in range(count + 1):
+        if i < start or i - start >= active:
+            found.append(-1)
+        else:
+            found.append(min(bisect_right(points, _f32(_f32(float(i - start)) / _f32(float(active)))), len(devices) - 1))
+    return tuple(found)
+
+
+def used_devices(settings: Settings) -> tuple[tuple[DeviceSpec, ...], Remark | None]:
+    """Return the devices the model may use after ``--split-mode none`` and ``--main-gpu``."""
+    if settings.split_mode != "none" or not settings.devices:
+        return settings.devices, None
+    if settings.main_gpu < 0:
+        return (), None
+    if settings.main_gpu >= len(settings.devices):
+        return (), Remark(
+            kind="impossible", code="main-gpu-out-of-range", knob="device.ids", value=settings.main_gpu,
+            message=f"the main GPU is number {settings.main_gpu}, but there are {len(settings.devices)} devices (0 to {len(settings.devices) - 1})",
+        )  # fmt: skip
+    return (settings.devices[settings.main_gpu],), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBytes:
+    """What one device (or the host) carries."""
+
+    device: str  # device name, or "host"
+    weights: int = 0
+    experts: int = 0
+    kv: int = 0
+    state: int = 0
+    compute_certain: int = 0
+    compute_likely: int = 0
+    compute_at_most: int = 0
+    compute_what: str = ""  # which peak decides, for messages
+    largest_name: str | None = None
+    largest_bytes: int = 0
+    tensors: int = 0
+    layers: int = 0  # blocks that live here
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostWeights:
+    """Weights in host memory, by what backs them."""
+
+    backing: str  # "pinned" | "anonymous" | "mapped" | "locked"
+    bytes: int  # in buffers
+    mapped_bytes: int = 0  # span of the files that the mapping covers
+    lazy_bytes: int = 0  # tables that stay in the file and are read on demand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One launch laid out."""
+
+    devices: tuple[DeviceBytes, ...]  # in the engine's order
+    host: DeviceBytes
+    host_weights: HostWeights
+    resolved: contexts.Resolved
+    layer_device: tuple[int, ...]  # per block, then the output; -1 = CPU
+    remarks: tuple[Remark, ...] = ()
+    unknowns: tuple[Unknown, ...] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+class _Group(NamedTuple):
+    """Rows that go to the same place, summed per buffer rules."""
+
+    weights: int
+    experts: int
+    largest: Row | None
+    number: int
+
+
+def _sum(rows: Iterable[Row], rules: BufferRules) -> _Group:
+    weights = experts = count = 0
+    largest: Row | None = None
+    for row in rows:
+        size = row.size(rules)
+        count += 1
+        if row.expert:
+            experts += size
+        else:
+            weights += size
+        if largest is None or row.nbytes > largest.nbytes:
+            largest = row
+    return _Group(weights, experts, largest, count)
+
+
+class _Table:
+    """Everything about a checkpoint's tensors that does not depend on the launch."""
+
+    def __init__(self, checkpoint: Checkpoint, hyper: HyperParameters) -> None:
+        self.rows = _rows(checkpoint, hyper)
+        self.by_place: dict[int, list[int]] = {}
+        for index, row in enumerate(self.rows):
+            self.by_place.setdefault(row.place, []).append(index)
+        self.stuck = {place: [i for i in found if self.rows[i].stuck] for place, found in self.by_place.items()}
+        self.groups: dict[tuple[int, BufferRules, bool | None], _Group] = {}
+        self.matches: dict[str, frozenset[int]] = {}
+
+    def group(self, place: int, rules: BufferRules, stuck: bool | None = None) -> _Group:
+        """Return the sums of one place: all rows, or only those that are stuck in host memory, or the others."""
+        key = (place, rules, stuck)
+        found = self.groups.get(key)
+        if found is None:
+            rows = (self.rows[i] for i in self.by_place.get(place, ()))
+            found = self.groups[key] = _sum((r for r in rows if stuck is None or r.stuck is stuck), rules)
+        return found
+
+    def matching(self, pattern: str) -> frozenset[int]:
+        """Return the rows a pattern is found in; raises re.error."""
+        found = self.matches.get(pattern)
+        if found is None:
+            block = _ONE_BLOCK.fullmatch(pattern)
+            if block is not None and pattern.endswith(EXPERTS):
+                experts = self.matching(EXPERTS)
+                found = frozenset(i for i in self.by_place.get(int(block[1]), ()) if i in experts)
+            else:
+                search = re.compile(pattern).search
+                found = frozenset(i for i, row in enumerate(self.rows) if search(row.name))
+            self.matches[pattern] = found
+        return found
+
+
+_ONE_BLOCK = re.compile(r"blk\\\.([0-9]{1,4})\\\.ffn_\(up\|down\|gate\|gate_up\)_\(ch\|\)exps")
+
+
+def _table(checkpoint: Checkpoint, hyper: HyperParameters) -> _Table:
+    store = derived(checkpoint)
+    found = store.get("rows")
+    if found is None:
+        found = store["rows"] = _Table(checkpoint, hyper)
+    assert isinstance(found, _Table)
+    return found
+
+
+@dataclass(slots=True)
+class _Sums:
+    weights: int = 0
+    experts: int = 0
+    count: int = 0
+    largest: Row | None = None
+
+    @property
+    def name(self) -> str | None:
+        return self.largest.name if self.largest is not None else None
+
+    @property
+    def nbytes(self) -> int:
+        return self.largest.nbytes if self.largest is not None else 0
+
+    def add(self, group: _Group) -> None:
+        self.weights += group.weights
+        self.experts += group.experts
+        self.count += group.number
+        if group.largest is not None and (self.largest is None or group.largest.nbytes > self.largest.nbytes):
+            self.largest = group.largest
+
+
+def _override_targets(overrides: Sequence[Override], table: _Table, remarks: list[Remark]) -> dict[int, str]:
+    """Return the overridden rows with their targets: the first pattern that matches wins."""
+    taken: dict[int, str] = {}
+    for override in overrides:
+        try:
+            found = table.matching(override.pattern)
+        except re.error as error:
+            remarks.append(Remark(
+                kind="impossible", code="override-pattern", knob="tensor.overrides", value=override.pattern,
+                message=f'the override pattern "{override.pattern}" is not a regular expression: {error}',
+            ))  # fmt: skip
+            continue
+        fresh = 0
+        for index in found:
+            if index not in taken:
+                taken[index] = override.target
+                fresh += 1
+        if not found and override.origin == "-ot":
+            remarks.append(Remark(
+                kind="inert", code="override-matches-nothing", knob="tensor.overrides", value=override.pattern,
+                message=f'the override pattern "{override.pattern}" matches no tensor of this model',
+            ))  # fmt: skip
+        elif found and not fresh and override.origin == "-ot":
+            remarks.append(Remark(
+                kind="inert", code="override-shadowed", knob="tensor.overrides", value=override.pattern,
+                message=f'every tensor the override pattern "{override.pattern}" matches was already taken by an earlier pattern',
+            ))  # fmt: skip
+    return taken
+
+
+def _place(
+    checkpoint: Checkpoint, hyper: HyperParameters, settings: Settings, devices: Sequence[DeviceSpec],
+    where: Sequence[int], remarks: list[Remark],
+) -> tuple[list[_Sums], _Sums, list[Row], dict[int, str]]:  # fmt: skip
+    """Return per-device sums, the host's sums, the rows in host memory, and the overridden rows."""
+    table = _table(checkpoint, hyper)
+    rules = [BUFFER_RULES.get(d.kind, BUFFER_RULES["cpu"]) for d in devices]
+    sums = [_Sums() for _ in devices]
+    host = _Sums()
+    host_rows: list[Row] = []
+    cpu = BUFFER_RULES["cpu"]
+    cuda = [d.kind in CUDA_KINDS for d in devices]
+    taken = _override_targets(settings.overrides, table, remarks) if settings.overrides else {}
+    by_name = {d.name.casefold(): i for i, d in enumerate(devices)}
+    bad: set[str] = set()
+
+    def target(name: str) -> int:
+        folded = name.casefold()
+        if folded in by_name:
+            return by_name[folded]
+        if folded != "cpu" and not folded.endswith("_host") and name not in bad:
+            bad.add(name)
+            remarks.append(Remark(
+                kind="impossible", code="override-target", knob="tensor.overrides", value=name,
+                message=f'the override target "{name}" is no buffer of this launch: {", ".join(["CPU", *(d.name for d in devices)])}',
+            ))  # fmt: skip
+        return -1
+
+    skipped_from = hyper.layers_all if settings.load_mtp or hyper.architecture == "graniteswitch" else hyper.layers
+    for place, indices in table.by_place.items():
+        if place == SKIPPED or skipped_from <= place < hyper.layers_all:
+            continue
+        chosen: Sequence[int]
+        if place == INPUT:
+            chosen = (-1,)
+        elif place == OUTPUT:
+            chosen = (where[-1],)
+        elif place == ALL_DEVICES:
+            chosen = sorted(set(where[: hyper.layers])) or (-1,)
+        else:
+            chosen = (where[min(place, len(where) - 1)],)
+        moved = [i for i in indices if i in taken] if taken else []
+        if not moved:
+            for device in chosen:
+                if device < 0:
+                    host.add(table.group(place, cpu))
+                    host_rows += [table.rows[i] for i in indices]
+                elif cuda[device] and table.stuck[place]:
+                    sums[device].add(table.group(place, rules[device], stuck=False))
+                    host.add(table.group(place, cpu, stuck=True))
+                    host_rows += [table.rows[i] for i in table.stuck[place]]
+                else:
+                    sums[device].add(table.group(place, rules[device]))
+            continue
+        gone = set(moved)
+        rest = [table.rows[i] for i in indices if i not in gone]
+        if any(cuda[d] for d in chosen if d >= 0):
+            left = [r for r in rest if r.stuck]
+            host.add(_sum(left, cpu))
+            host_rows += left
+            rest = [r for r in rest if not r.stuck]
+        pairs = [(device, rest) for device in chosen]
+        pairs += [(target(taken[i]), [table.rows[i]]) for i in moved]
+        for device, rows in pairs:
+            if device < 0:
+                host.add(_sum(rows, cpu))
+                host_rows += rows
+            else:
+                sums[device].add(_sum(rows, rules[device]))
+    _drop_second_table(host, host_rows, cpu)
+    return sums, host, host_rows, taken
+
+
+def _drop_second_table(host: _Sums, host_rows: list[Row], cpu: BufferRules) -> None:
+    """A tied table needed as input and as output in the same buffer is one copy."""
+    for name in ("token_embd.weight", "output.weight"):
+        twice = [r for r in host_rows if r.name == name]
+        if len(twice) > 1:
+            host.weights -= twice[1].size(cpu)
+            host.count -= 1
+            host_rows.remove(twice[1])
+
+
+def _host_weights(settings: Settings, devices: Sequence[DeviceSpec], hyper: HyperParameters, rows: Sequence[Row]) -> HostWeights:
+    mode = settings.load_mode
+    if mode == "auto":
+        mode = "none" if any(d.integrated for d in devices) else "mmap"
+    lazy_name = LAZY.get(hyper.architecture)
+    lazy = sum(r.nbytes for r in rows if r.name == lazy_name)
+    if settings.lazy_mode == "off" or (settings.lazy_mode == "auto" and lazy <= LAZY_BYTES):
+        lazy = 0
+    total = sum(contexts.pad(r.nbytes, 32) for r in rows) - lazy
+    if mode in ("mmap", "mmap+mlock"):
+        spans: dict[int, tuple[int, int]] = {}
+        for r in rows:
+            low, high = spans.get(r.file, (r.offset, r.offset + r.nbytes))
+            spans[r.file] = (min(low, r.offset), max(high, r.offset + r.nbytes))
+        return HostWeights(
+            backing="locked" if mode == "mmap+mlock" else "mapped", bytes=total, lazy_bytes=lazy,
+            mapped_bytes=sum(high - low for low, high in spans.values()),
+        )  # fmt: skip
+    pinned = bool(devices) and not settings.no_host and any(d.kind in ("cuda", "rocm", "sycl", "vulkan") for d in devices)
+    backing = "pinned" if pinned else "locked" if mode == "mlock" else "anonymous"
+    return HostWeights(backing=backing, bytes=total, lazy_bytes=lazy)
+
+
+def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
+    """Return why the engine would not create the context (``src/llama-context.cpp``, llama_init_from_model)."""
+    found: list[Remark] = []
+
+    def refuse(code: str, message: str, knob: str, value: object, **more: object) -> None:
+        found.append(Remark(kind="impossible", code=code, message=message, knob=knob, value=value, **more))  # type: ignore[arg-type]
+
+    quantised_k = CACHE_TYPES[settings.type_k][0] > 1
+    quantised_v = CACHE_TYPES[settings.type_v][0] > 1
+    if (hyper.mla or hyper.memory == "dsv4") and settings.type_k != settings.type_v:
+        refuse(
+            "mla-cache-types", f"the latent attention cache has one type: keys are {settings.type_k}, values {settings.type_v}",
+            "kv.value_type", settings.type_v, ways=(("kv.value_type", settings.type_k),),
+        )  # fmt: skip
+    if quantised_v and (settings.flash_attn == "off" or hyper.architecture in NO_FLASH_ATTENTION):
+        refuse(
+            "quantised-values-without-flash-attention",
+            f"values of type {settings.type_v} need flash attention, which is off", "kv.value_type", settings.type_v,
+            ways=(("kv.value_type", "f16"),),
+        )  # fmt: skip
+    if settings.flash_attn != "off" and hyper.architecture not in NO_FLASH_ATTENTION:
+        for quantised, type_name, heads, knob in (
+            (quantised_k, settings.type_k, (hyper.head_k, hyper.head_k_window), "kv.key_type"),
+            (quantised_v, settings.type_v, (hyper.head_v, hyper.head_v_window), "kv.value_type"),
+        ):
+            block = CACHE_TYPES[type_name][0]
+            odd = [heads[1] if w else heads[0] for w in hyper.windowed[: hyper.layers] if (heads[1] if w else heads[0]) % block]
+            if quantised and odd:
+                refuse(
+                    "cache-block", f"type {type_name} packs {block} values, which does not divide the head size {odd[0]}",
+                    knob, type_name, ways=((knob, "f16"),),
+                )  # fmt: skip
+    if settings.split_mode == "tensor":
+        if hyper.architecture in NO_TENSOR_SPLIT:
+            refuse("tensor-split-architecture", f"split mode tensor is not implemented for {hyper.architecture}", "layers.split", "tensor")
+        if settings.flash_attn == "off":
+            refuse("tensor-split-without-flash-attention", "split mode tensor needs flash attention, which is off", "layers.split", "tensor")
+    return found
+
+
+def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None = None) -> Layout:
+    """Lay one launch out. Pure; bytes are exact for weights and caches, a band for compute buffers."""
+    hyper = hyper_parameters(checkpoint)
+    remarks: list[Remark] = []
+    unknowns: list[Unknown] = []
+    if hyper.unknown:
+        unknowns.append(Unknown(what=f"memory module of architecture {hyper.architecture}", why=hyper.unknown))
+    devices, problem = used_devices(settings)
+    if problem is not None:
+        remarks.append(problem)
+    where = layer_devices(hyper, settings, devices, host_free)
+    flash = settings.flash_attn != "off" and hyper.architecture not in NO_FLASH_ATTENTION
+    remarks += refusals(hyper, settings)
+    resolved = contexts.resolve(hyper, settings, flash=flash)
+    sums, host, host_rows, taken = _place(checkpoint, hyper, settings, devices, where, remarks)
+
+    rollback = settings.n_rs_seq if hyper.architecture in ROLLBACK else 0
+    kv = [0] * (len(devices) + 1)
+    state = [0] * (len(devices) + 1)
+    tables: dict[BufferRules, tuple[contexts.LayerCache, ...]] = {}
+    for i in range(hyper.layers_all):
+        device = where[i] if settings.kv_offload else -1
+        rules = BUFFER_RULES.get(devices[device].kind, BUFFER_RULES["cpu"]) if device >= 0 else BUFFER_RULES["cpu"]
+        table = tables.get(rules)
+        if table is None:
+            table = tables[rules] = contexts.layer_caches(
+                hyper, resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row
+            )
+        kv[device] += table[i].kv
+        state[device] += table[i].state
+
+    counts = [0] * (len(devices) + 1)
+    for i in range(hyper.layers):
+        counts[where[i]] += 1
+    found = tuple(
+        DeviceBytes(
+            device=d.name, weights=sums[i].weights, experts=sums[i].experts, kv=kv[i], state=state[i], tensors=sums[i].count,
+            largest_name=sums[i].name, largest_bytes=sums[i].nbytes, layers=counts[i],
+        )
+        for i, d in enumerate(devices)
+    )  # fmt: skip
+    return Layout(
+        devices=found,
+        host=DeviceBytes(
+            device="host", weights=host.weights, experts=host.experts, kv=kv[-1], state=state[-1], tensors=host.count,
+            largest_name=host.name, largest_bytes=host.nbytes, layers=counts[-1],
+        ),
+        host_weights=_host_weights(settings, devices, hyper, host_rows),
+        resolved=resolved, layer_device=where, remarks=tuple(remarks), unknowns=tuple(unknowns),
+        facts={"n_ctx": resolved.n_ctx, "n_ctx_seq": resolved.n_ctx_seq, "flash_attn": flash, "overridden": len(taken)},
+    )  # fmt: skip

@@ -1,0 +1,88 @@
+"""The resolved settings of one llama.cpp launch: what the engine works with after flags, environment and defaults.
+
+Pure values. Defaults are those of llama-fit-params of llama.cpp 0.5.0 (``common/common.h``, ``common/arg.cpp``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: Bytes and elements of one block of every cache type the engine accepts (``ggml/src/ggml.c``, type traits).
+CACHE_TYPES: dict[str, tuple[int, int]] = {
+    "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18),
+    "q4_1": (32, 20), "iq4_nl": (32, 18), "q5_0": (32, 22), "q5_1": (32, 24),
+}  # fmt: skip
+
+#: Device kinds whose buffers are ordinary host memory.
+HOST_KINDS = frozenset({"cpu"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSpec:
+    """A device the engine may offload to, in the engine's own order."""
+
+    name: str
+    kind: str = "cuda"  # cuda | rocm | vulkan | metal | sycl | rpc
+    free_bytes: int | None = None  # what the device reports when the model is loaded
+    compute_capability: str | None = None  # "9.0"
+    integrated: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Override:
+    """One ``--override-tensor`` pair: the first pattern found in a tensor's name decides its buffer."""
+
+    pattern: str  # ECMAScript regular expression, searched, not matched
+    target: str  # buffer type: CPU, CUDA0, ...
+    origin: str = "-ot"  # the flag it came from, for messages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything about a launch that moves bytes, as the engine resolved it."""
+
+    devices: tuple[DeviceSpec, ...] = ()  # after --device; empty = CPU only
+    n_ctx: int = 0  # tokens over all sequences; 0 = what the model was trained for
+    n_seq: int = 1  # slots
+    unified: bool = False  # one KV stream for all sequences
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_gpu_layers: int = -1  # -1 and below: all
+    split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
+    tensor_split: tuple[float, ...] = ()
+    main_gpu: int = 0
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    kv_offload: bool = True
+    op_offload: bool = True
+    swa_full: bool = False
+    overrides: tuple[Override, ...] = ()  # in the engine's order, with -cmoe and -ncmoe expanded (see expert_overrides)
+    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] = "auto"
+    lazy_mode: Literal["auto", "on", "off"] = "auto"
+    no_host: bool = False  # no pinned host buffers
+    repack: bool = True
+    load_mtp: bool = False  # next-token blocks are made resident
+    n_rs_seq: int = 0  # recurrent rollback states; clamped to 0 where the engine has none
+    outputs: Literal["batch", "slots"] = "batch"  # rows of logits: a whole micro-batch, or one per slot
+    n_outputs_per_seq: int = 1  # with "slots": 1 + drafted tokens
+    embeddings: bool = False
+    pipeline: bool | None = None  # None: as the engine decides
+    op_offload_min_batch: int = 32  # GGML_OP_OFFLOAD_MIN_BATCH
+
+
+#: Expert towers, and the dense feed-forward, as the engine's own flags match them (``common/common.h``).
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+DENSE_FFN = r"\.ffn_(up|down|gate)\."
+
+
+def expert_overrides(*, cpu_moe: bool = False, n_cpu_moe: int = 0, n_cpu_ffn: int = 0) -> tuple[Override, ...]:
+    """Return the overrides that ``--cpu-moe``, ``--n-cpu-moe`` and ``--n-cpu-ffn`` stand for.
+
+    The engine appends them in the order of the flags; blocks count from the first, whether or not they are offloaded.
+    """
+    found = [Override(pattern=EXPERTS, target="CPU", origin="-cmoe")] if cpu_moe else []
+    found += [Override(pattern=rf"blk\.{i}{EXPERTS}", target="CPU", origin="-ncmoe") for i in range(n_cpu_moe)]
+    found += [Override(pattern=rf"blk\.{i}{DENSE_FFN}", target="CPU", origin="-ncffn") for i in range(n_cpu_ffn)]
+    return tuple(found)
