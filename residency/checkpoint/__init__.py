@@ -1,6 +1,7 @@
 """Readers of model files. ``read`` is the one that everybody calls: GGUF or census, cached within the process."""
 
-# ruff: noqa: PTH - paths stay the strings that the user wrote, and os.path costs no import
+# Paths stay the strings that the user wrote, and os.path costs no import.
+# ruff: noqa: PTH116
 
 from __future__ import annotations
 

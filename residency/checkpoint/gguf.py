@@ -8,7 +8,8 @@ Files are hostile. Every length and count is compared with the bytes that are le
 kept in memory is bounded whatever the file says, and nothing here runs longer than the limits below allow.
 """
 
-# ruff: noqa: PTH - paths stay the strings that the user wrote, and os.path costs no import
+# Paths stay the strings that the user wrote, and os.path costs no import.
+# ruff: noqa: PTH116, PTH119
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from residency.text import clean
 from residency.where import Where
 
 from .model import Fault
-from .types import REMOVED, TYPES, type_name
+from .types import REMOVED, TYPES, data_bytes, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -583,7 +584,7 @@ def _size(tensor: RawTensor, next_offset: int, faults: Faults) -> RawTensor:
     if elements >= 1 << 63:
         message = f'tensor "{clean(tensor.name)}" has more than 2^63 elements'
         faults.add("shape-overflow", message, subject=tensor.name)
-    return tensor._replace(nbytes=-(-elements // known.block) * known.nbytes)
+    return tensor._replace(nbytes=data_bytes(tensor.type_id, tensor.shape))
 
 
 def _report_unsized(tensors: list[RawTensor], faults: Faults) -> None:

@@ -34,6 +34,9 @@ TYPES: dict[int, GgmlType] = {row[0]: GgmlType(*row) for row in (
 )}
 # fmt: on
 
+#: What an impossible shape is sized as: sums over a hostile table stay printable.
+MOST_BYTES = (1 << 63) - 1
+
 #: Ids ggml once had and took back: no engine of today reads such a tensor.
 REMOVED: dict[int, str] = {
     4: "Q4_2",
@@ -73,3 +76,16 @@ def row_bytes(type_id: int, elements: int) -> int:
     if rest:
         raise ValueError(f"{elements} elements are no multiple of the {kind.name} block of {kind.block}")
     return blocks * kind.nbytes
+
+
+def data_bytes(type_id: int, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a tensor's data; a broken row is rounded up to a whole block, and 2^63 - 1 is the most.
+
+    Raises:
+        KeyError: the id is removed or unknown.
+    """
+    kind = TYPES[type_id]
+    elements = 1
+    for n in shape:
+        elements *= n
+    return min(-(-elements // kind.block) * kind.nbytes, MOST_BYTES)
