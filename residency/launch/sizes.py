@@ -9,12 +9,13 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 UNITS = {
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
     "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
+LARGEST = 2**63 - 1  # what an engine's own counters can hold
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?) ?(KiB|MiB|GiB|TiB|kB|MB|GB|TB)", re.ASCII)
 _PLAIN = re.compile(r"[0-9]{1,20}", re.ASCII)
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", re.ASCII)
@@ -40,7 +41,7 @@ def _size(value: Any) -> Any:
     if isinstance(value, str):
         return parse_size(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"a size is a text like \"22GiB\" or a whole number of bytes, not {type(value).__name__}")  # noqa: TRY004 - pydantic collects ValueError only
+        raise ValueError(f'a size is a text like "22GiB" or a whole number of bytes, not {type(value).__name__}')  # noqa: TRY004 - pydantic collects ValueError only
     return value
 
 
@@ -52,24 +53,35 @@ class PercentValue(float):
     def __str__(self) -> str:
         return f"{float(self):g}%"
 
+    def __repr__(self) -> str:
+        return f"PercentValue({float(self):g})"
+
 
 def _percent(value: Any) -> PercentValue:
     if isinstance(value, PercentValue):
         return value
     match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
-    if match is None or float(match[1]) > 100:  # noqa: PLR2004
-        raise ValueError(f'{value!r} is not a percentage from "0%" to "100%"')
+    if match is None or float(match[1]) > 100:
+        shown = f'"{value}"' if isinstance(value, str) else type(value).__name__
+        raise ValueError(f'{shown} is not a percentage from "0%" to "100%"')
     return PercentValue(match[1])
 
 
 ByteSize = Annotated[
     int,
     BeforeValidator(_size),
-    Field(ge=0),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9]{1,20}(\.[0-9]{1,12})? ?(KiB|MiB|GiB|TiB|kB|MB|GB|TB)$|^[0-9]{1,20}$"}]}),
+    Field(ge=0, le=LARGEST),
+    WithJsonSchema({
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": LARGEST},
+            {"type": "string", "pattern": r"^[0-9]{1,20}(\.[0-9]{1,12})? ?(KiB|MiB|GiB|TiB|kB|MB|GB|TB)$|^[0-9]{1,20}$"},
+        ],
+        "format": "byte-size",
+    }),
 ]
 Percent = Annotated[
-    float,
-    BeforeValidator(_percent),
-    WithJsonSchema({"type": "string", "pattern": r"^[0-9]{1,3}(\.[0-9]{1,6})? ?%$"}),
+    PercentValue,
+    PlainValidator(_percent),
+    PlainSerializer(str, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": r"^[0-9]{1,3}(\.[0-9]{1,6})? ?%$", "format": "percent"}),
 ]
