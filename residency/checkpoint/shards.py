@@ -216,7 +216,7 @@ def _check_identity(header: Header, first: Header) -> list[Fault]:
     return faults.items
 
 
-def _build(path: str, headers: dict[int, Header], faults: list[Fault], *, complete: bool = True) -> Checkpoint:
+def _build(path: str, headers: dict[int, Header], faults: list[Fault], *, complete: bool = False) -> Checkpoint:
     """Put the headers together: metadata of the first, tensors of all."""
     order = sorted(headers)
     split = len(order) > 1 or _count(headers[order[0]]) > 1
