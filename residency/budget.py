@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .machine.model import Machine, Pool
+    from .ways import Way
 
 
 class Purpose(StrEnum):
@@ -122,7 +123,7 @@ class Remark:
     capability: str | None = None  # missing capability, if that is the reason
     need_bytes: int | None = None
     have_bytes: int | None = None
-    ways: tuple[tuple[str, Any], ...] = ()  # knob, value that would help
+    ways: tuple[Way, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +163,7 @@ class Budget:
     allocations: tuple[Allocation, ...]
     remarks: tuple[Remark, ...] = ()
     unknowns: tuple[Unknown, ...] = ()
+    ways: tuple[Way, ...] = ()  # changes that move bytes in this engine, most useful first
     facts: Mapping[str, Any] = field(default_factory=dict)  # resolved values for display: n_ctx, layers per device, ...
 
     @cached_property

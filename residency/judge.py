@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from residency.machine.model import Machine
     from residency.plugins import PluginSet
     from residency.policy.model import Policy
-    from residency.rules.finding import Way
+    from residency.ways import Way
 
 #: Re-evaluations one report may spend on looking for ways out. At about 2 ms each this keeps a
 #: refusal well under half a second.
@@ -180,23 +180,28 @@ class _Trials:
         )
 
 
-def largest_passing(low: int, high: int, step: int, passes: Callable[[int], bool]) -> int | None:
-    """Return the largest multiple of ``step`` in [low, high] that passes, by bisection; None if ``low`` fails.
+def nearest_passing(way: Way, passes: Callable[[int], bool]) -> int | None:
+    """Return the passing multiple of the way's step nearest to its preferred end, by bisection; None if there is none.
 
-    Assumes that a smaller value passes when a larger one does; the caller verifies the value itself.
+    Assumes that passing is monotone between the two ends; the caller verifies the value itself.
     """
-    first, last = -(-low // step), high // step
-    if first > last or not passes(first * step):
+    assert way.low is not None
+    low, high = -(-way.low // way.step), int(way.value) // way.step
+    if low > high:
         return None
-    if passes(last * step):
-        return last * step
-    while last - first > 1:
-        middle = (first + last) // 2
-        if passes(middle * step):
-            first = middle
+    # "safe" is the end that passes if anything does; "wanted" is the end the user would rather have.
+    safe, wanted = (low, high) if way.prefer == "largest" else (high, low)
+    if passes(wanted * way.step):
+        return wanted * way.step
+    if not passes(safe * way.step):
+        return None
+    while abs(wanted - safe) > 1:
+        middle = (safe + wanted) // 2
+        if passes(middle * way.step):
+            safe = middle
         else:
-            last = middle
-    return first * step
+            wanted = middle
+    return safe * way.step
 
 
 def _with_fixes(case: Case, findings: tuple[Finding, ...], today: date) -> tuple[Finding, ...]:
@@ -232,9 +237,9 @@ def _try(way: Way, finding: Finding, trials: _Trials) -> Fix | None:
         def removes(candidate: int) -> bool:
             return trials.silences(way.knob, candidate, finding.rule, finding.pool)
 
-        value = largest_passing(way.low, int(way.value), way.step, helps)
+        value = nearest_passing(way, helps)
         if value is None:
-            value = largest_passing(way.low, int(way.value), way.step, removes)
+            value = nearest_passing(way, removes)
         if value is None:
             return None
     if trials.passes(way.knob, value):

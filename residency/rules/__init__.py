@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .finding import Finding, Fix, Outcome, Way
+from residency.ways import Way
+
+from .finding import Finding, Fix, Outcome
 from .rule import Facts, Rule
 
 __all__ = ["Facts", "Finding", "Fix", "Outcome", "Rule", "Way"]

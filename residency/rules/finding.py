@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from residency.ways import Way
     from residency.where import Where
 
 
@@ -20,21 +21,6 @@ class Outcome(StrEnum):
     WARN = "warn"
     CANNOT_TELL = "cannot-tell"
     NOT_APPLICABLE = "not-applicable"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
-    """A change that might help, proposed by a rule and tried by the core before it is offered.
-
-    With ``low`` given the core searches the largest passing value in [low, value], a multiple of
-    ``step``; otherwise it tries ``value`` itself.
-    """
-
-    knob: str  # "context.length" or "option:NAME"
-    value: Any
-    low: int | None = None
-    step: int = 1
-    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

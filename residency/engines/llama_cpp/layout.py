@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from residency.budget import Remark, Unknown
 from residency.checkpoint.model import Role
+from residency.ways import Way
 
 from . import context as contexts
 from .hparams import NO_FLASH_ATTENTION, NO_TENSOR_SPLIT, ROLLBACK, HyperParameters, derived, hyper_parameters
@@ -478,13 +479,13 @@ def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
     if (hyper.mla or hyper.memory == "dsv4") and settings.type_k != settings.type_v:
         refuse(
             "mla-cache-types", f"the latent attention cache has one type: keys are {settings.type_k}, values {settings.type_v}",
-            "kv.value_type", settings.type_v, ways=(("kv.value_type", settings.type_k),),
+            "kv.value_type", settings.type_v, ways=(Way(knob="kv.value_type", value=settings.type_k),),
         )  # fmt: skip
     if quantised_v and (settings.flash_attn == "off" or hyper.architecture in NO_FLASH_ATTENTION):
         refuse(
             "quantised-values-without-flash-attention",
             f"values of type {settings.type_v} need flash attention, which is off", "kv.value_type", settings.type_v,
-            ways=(("kv.value_type", "f16"),),
+            ways=(Way(knob="kv.value_type", value="f16"),),
         )  # fmt: skip
     if settings.flash_attn != "off" and hyper.architecture not in NO_FLASH_ATTENTION:
         for quantised, type_name, heads, knob in (
@@ -496,7 +497,7 @@ def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
             if quantised and odd:
                 refuse(
                     "cache-block", f"type {type_name} packs {block} values, which does not divide the head size {odd[0]}",
-                    knob, type_name, ways=((knob, "f16"),),
+                    knob, type_name, ways=(Way(knob=knob, value="f16"),),
                 )  # fmt: skip
     if settings.split_mode == "tensor":
         if hyper.architecture in NO_TENSOR_SPLIT:

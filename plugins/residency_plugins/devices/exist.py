@@ -1,0 +1,61 @@
+"""Every device the launch names is there.
+
+What: the devices named by the launch exist on this machine, none is named twice, the main device's
+index is in range, and a back end that is asked for has at least one device.
+
+Why: engines differ in what they do with a device that is not there: some stop, some fall back to the
+CPU without a word and then run a hundred times slower, and a card that was renumbered by
+CUDA_VISIBLE_DEVICES is a different card. Reported as a silent CPU fallback in
+https://github.com/mudler/vllm.cpp/issues/2505 and its neighbours.
+
+Fix: name one of the devices listed in the message, or let the engine choose.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from residency.rules import Finding, Rule, Way
+
+if TYPE_CHECKING:
+    from residency.rules import Facts
+
+rule = Rule(id="devices/exist")
+
+
+@rule.check
+def check(facts: Facts) -> list[Finding] | Finding:
+    """Look every named device up in the machine."""
+    machine, launch = facts.machine, facts.launch
+    listed = ", ".join(d.name for d in machine.accelerators) or "none"
+    findings: list[Finding] = []
+    ids = launch.get("device.ids") or []
+    remote = bool(launch.options.get("rpc"))
+    for name in dict.fromkeys(ids):
+        if machine.device(name) is None and not (remote and name.casefold().startswith("rpc")):
+            near = [d.name for d in machine.accelerators]
+            ways = tuple(Way(knob="device.ids", value=[other]) for other in near[:2])
+            findings.append(rule.veto(f"There is no device {name} on {machine.name}; there is: {listed}.", knob="device.ids", ways=ways))
+        elif sum(other.casefold() == name.casefold() for other in ids) > 1:
+            findings.append(rule.veto(f"The device {name} is named twice.", knob="device.ids"))
+    kind = launch.get("device.kind")
+    if kind not in (None, "auto", "cpu") and all(d.kind != kind for d in machine.devices):
+        why = "".join(f" {fact[:1].upper()}{fact[1:]}." for fact in machine.facts)
+        findings.append(
+            rule.veto(
+                f"The launch asks for {kind}, and {machine.name} has no such device; there is: {listed}.{why}",
+                knob="device.kind",
+                ways=(Way(knob="device.kind", value="cpu"),),
+            )
+        )
+    main = launch.get("device.main")
+    count = len(ids) or len(machine.accelerators)
+    if main is not None and count and main >= count and launch.get("layers.split") == "none":
+        findings.append(
+            rule.veto(
+                f"Main device {main} does not exist: the launch sees {count}, numbered from 0.",
+                knob="device.main",
+                ways=(Way(knob="device.main", value=0),),
+            )
+        )
+    return findings or rule.approve(f"devices: {', '.join(ids) or listed}")

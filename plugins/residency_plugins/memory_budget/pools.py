@@ -1,0 +1,140 @@
+"""Every pool holds what the launch puts into it.
+
+What: the launch's allocations are added up per pool, in the order the engine makes them, and compared
+with what is free there. Never the sum over pools: 10 GiB free on one card do not help the other.
+Certain bytes over the free bytes are refused without argument; likely bytes plus the policy's margin
+are refused with the band shown; at-most bytes are a warning.
+
+Why: an engine reports the allocation that failed, seldom its size, and often only at the first
+request. Loading a model for 26 minutes to die on the first token
+(https://github.com/mudler/vllm.cpp/issues/1123), or taking a two-card host down with the last 1.4 GiB
+(https://github.com/Niko1221/Strata/issues/486), costs far more than half a second of arithmetic.
+Planners want exactly this per device (https://github.com/ggml-org/llama.cpp/issues/22592).
+
+Fix: lower what the failing allocation depends on: context, sequences, micro-batch, layers or experts
+on the device; or free memory that another process holds. The values offered as verified were
+re-evaluated and pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from residency.budget import Phase
+from residency.report.model import usable_bytes
+from residency.rules import Finding, Rule
+from residency.units import size
+
+if TYPE_CHECKING:
+    from residency.budget import Allocation, PoolSum
+    from residency.rules import Facts
+
+rule = Rule(id="memory-budget/pools")
+
+_WHEN = {
+    Phase.BEFORE: "before the engine itself allocates anything",
+    Phase.LOAD: "while the weights are loaded",
+    Phase.CONTEXT: "after the weights are loaded, when the context is created",
+    Phase.WARM_UP: "after the load, during warm-up",
+    Phase.FIRST_FORWARD: "after a clean load, at the first forward",
+    Phase.RUN_TIME: "after a clean start, while requests run",
+}
+
+
+@rule.check
+def check(facts: Facts) -> list[Finding] | Finding:
+    """Compare every pool's sum with what is free there."""
+    findings = [rule.cannot_tell(f"{unknown.what} is unknown: {unknown.why}.", pool=unknown.pool) for unknown in facts.budget.unknowns]
+    if findings:
+        return findings
+    sums = [found for found in facts.budget.sums(facts.machine) if found.allocations]
+    if not sums:
+        if any(remark.kind in ("impossible", "conflict", "unknown-setting") for remark in facts.budget.remarks):
+            return rule.not_applicable("the engine refuses this launch before it allocates anything")
+        return rule.cannot_tell("The engine's memory plan is empty, so nothing was compared.")
+    for found in sums:
+        finding = _judge(found, facts)
+        if finding is not None:
+            findings.append(finding)
+    if not any(str(f.outcome) in ("veto", "cannot-tell") for f in findings):
+        shown = ", ".join(f"{f.pool.name} {size(f.likely_bytes)} of {size(usable_bytes(f.pool))}" for f in sums)
+        findings.append(rule.approve(shown))
+    return findings
+
+
+def _judge(found: PoolSum, facts: Facts) -> Finding | None:
+    usable = usable_bytes(found.pool)
+    name = found.pool.name
+    if usable is None:
+        if found.likely_bytes == 0:
+            return None
+        return rule.cannot_tell(f"{name}: the launch puts {size(found.likely_bytes)} there, and how much it holds is unknown.", pool=name)
+    margin = facts.policy.margin_of(name, found.pool.total_bytes or 0)
+    limit = max(0, usable - margin)
+    if found.certain_bytes > usable:
+        return _refusal(found, facts, usable, usable, "certain")
+    if found.likely_bytes > limit:
+        return _refusal(found, facts, usable, limit, "likely")
+    if found.at_most_bytes > usable:
+        return _warning(found, usable)
+    return None
+
+
+def _refusal(found: PoolSum, facts: Facts, usable: int, limit: int, number: str) -> Finding:
+    over = found.first_over(limit, number=number)  # type: ignore[arg-type]
+    assert over is not None
+    failing, committed = over
+    name = found.pool.name
+    need = found.certain_bytes if number == "certain" else found.likely_bytes
+    free = "free" if found.pool.free_bytes is not None else "in all (how much of it is free is unknown)"
+    kept = f", {size(usable - limit)} of it kept as the policy's margin" if limit < usable else ""
+    ceiling = ""
+    if found.pool.ceiling_bytes is not None and found.pool.free_bytes is not None and usable < found.pool.free_bytes:
+        ceiling = f" (usable ceiling {size(found.pool.ceiling_bytes)} of {size(found.pool.total_bytes)})"
+    what = failing.name if failing.pieces == 1 else f"{failing.name} ({failing.pieces} pieces)"
+    amount = getattr(failing, f"{number}_bytes")
+    before = f"with {size(committed)} already taken" if committed else "as the first allocation"
+    message = (
+        f"{name}: the launch needs {size(need)} and {size(usable)} is {free}{ceiling}{kept}. "
+        f"It fails {_WHEN[failing.phase]}: {what} wants {size(amount)} {before}."
+    )
+    if found.likely_bytes != found.certain_bytes or found.at_most_bytes != found.likely_bytes:
+        message += f" Certain {size(found.certain_bytes)}, likely {size(found.likely_bytes)}, at most {size(found.at_most_bytes)}."
+    largest = max(found.allocations, key=lambda a: a.largest_bytes or a.likely_bytes)
+    return rule.veto(
+        message,
+        pool=name,
+        need_bytes=need,
+        have_bytes=limit,
+        knob=_knob(failing, found),
+        largest_name=largest.largest_name or largest.name,
+        largest_bytes=largest.largest_bytes or largest.likely_bytes,
+        ways=facts.budget.ways,
+    )
+
+
+def _knob(failing: Allocation, found: PoolSum) -> str | None:
+    if failing.knob is not None:
+        return failing.knob
+    movable = [a for a in found.allocations if a.knob is not None]
+    return max(movable, key=lambda a: a.likely_bytes).knob if movable else None
+
+
+def _warning(found: PoolSum, usable: int) -> Finding:
+    name = found.pool.name
+    mapped = sum(a.at_most_bytes for a in found.allocations if a.backing == "mapped")
+    held = found.at_most_bytes - mapped
+    if held <= usable:
+        return rule.warn(
+            f"{name}: {size(mapped)} of weights are read from the file mapping and {size(max(0, usable - found.likely_bytes))} is left "
+            f"to cache them. It runs, but it will read from disk again and again.",
+            pool=name, need_bytes=found.at_most_bytes, have_bytes=usable,
+        )  # fmt: skip
+    peak = max((a for a in found.allocations if a.backing != "mapped"), key=lambda a: a.at_most_bytes - a.likely_bytes)
+    return rule.warn(
+        f"{name}: likely {size(found.likely_bytes)} of {size(usable)}, but it can take up to {size(held)}; "
+        f"the widest band is that of {peak.name}.",
+        pool=name, need_bytes=held, have_bytes=usable, knob=peak.knob,
+    )  # fmt: skip
+
+

@@ -1,0 +1,16 @@
+"""Which rule speaks about which remark: by the section of its knob; the settings rules take the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from residency.budget import Remark
+
+#: Section of the knob a remark is about -> the rule that reports it.
+CLAIMED = {"kv": "kv-cache/types"}
+
+
+def unclaimed(remark: Remark) -> bool:
+    """Whether no special rule reports this remark."""
+    return (remark.knob or "").split(".", 1)[0] not in CLAIMED

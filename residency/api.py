@@ -1,0 +1,206 @@
+"""The Python contract: ``validate`` and ``guard`` (DESIGN 4.1)."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from residency.errors import InputError, LaunchVetoed, Problem
+from residency.judge import Case, judge
+from residency.machine import resolve_machine
+from residency.plugins import load_plugins
+from residency.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import date
+
+    from residency.engines.base import Engine, Models
+    from residency.launch.model import Launch
+    from residency.machine.model import Machine
+    from residency.plugins import PluginSet
+    from residency.policy.model import Policy
+    from residency.report.model import Report
+
+    Source = str | os.PathLike[str] | Mapping[str, Any] | Sequence[str]
+    MachineSource = str | os.PathLike[str] | Machine | Mapping[str, Any] | None
+    PolicySource = str | os.PathLike[str] | Policy | Mapping[str, Any] | None
+
+
+def validate(
+    source: Source,
+    *,
+    engine: str | None = None,
+    machine: MachineSource = None,
+    policy: PolicySource = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Sequence[str] = (),
+    today: date | None = None,
+) -> Report:
+    """Judge one launch and return the report; nothing is started, loaded or allocated.
+
+    Args:
+        source: path of a launch file; a mapping of the same shape; or a list of strings, an engine's
+            command line with the program first.
+        engine: ``"llama.cpp"`` or ``"strata@0.1.35"``; default: what the source says.
+        machine: a profile's path or name, a Machine, a mapping of a profile's shape; None or
+            ``"probe"``: this machine.
+        policy: path of a policy file, a mapping, a Policy; None: the default policy.
+        environ: the environment the engine will get; default: this process's.
+        overrides: ``"section.knob=value"`` texts, which win over everything else.
+        today: the date waivers are compared with; default: the clock's.
+
+    Raises:
+        InputError: the source, a model file, the profile or the policy cannot be read.
+    """
+    return judge(prepare(source, engine=engine, machine=machine, policy=policy, environ=environ, overrides=overrides),
+                 today=today, started=time.perf_counter())  # fmt: skip
+
+
+def guard(source: Source, **more: Any) -> Report:
+    """Return the report like :func:`validate`, or raise :class:`LaunchVetoed` unless the launch is allowed."""
+    report = validate(source, **more)
+    if not report.allowed:
+        raise LaunchVetoed(report)
+    return report
+
+
+def prepare(
+    source: Source,
+    *,
+    engine: str | None = None,
+    machine: MachineSource = None,
+    policy: PolicySource = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Sequence[str] = (),
+) -> Case:
+    """Read everything a judgement needs and return it as one value. See :func:`validate`."""
+    from residency.policy import resolve_policy
+
+    environ = os.environ if environ is None else environ
+    resolved_policy = resolve_policy(policy)
+    plugins = load_plugins(resolved_policy.plugins)
+    launch, found = read_launch(source, engine=engine, environ=environ, plugins=plugins, overrides=overrides)
+    machine_source = machine if machine is not None else launch.get("machine.profile")
+    return Case(
+        launch=launch,
+        models=read_models(launch),
+        machine=resolve_machine(machine_source),
+        engine=found,
+        policy=resolved_policy,
+        plugins=plugins,
+    )
+
+
+def read_launch(
+    source: Source, *, engine: str | None, environ: Mapping[str, str], plugins: PluginSet, overrides: Sequence[str] = ()
+) -> tuple[Launch, Engine]:
+    """Return the launch of a source and the engine it is for."""
+    from residency.launch.reader import merge_overrides, read_launch_file, read_launch_mapping
+
+    name, _, version = (engine or "").partition("@")
+    if isinstance(source, (str, os.PathLike)):
+        launch = read_launch_file(os.fspath(source), environ=environ, overrides=overrides)
+    elif hasattr(source, "keys"):
+        launch = read_launch_mapping(source, environ=environ, overrides=overrides)  # type: ignore[arg-type]
+    else:
+        argv = _checked_argv(source)  # type: ignore[arg-type]
+        found = _engine_named(name, plugins) if name else _engine_of_program(argv[0], plugins)
+        launch = found.read(argv, environ, version=version or None)
+        launch = merge_overrides(launch, environ, overrides)
+        return launch, found
+    if name:
+        launch = replace(launch, engine=name)
+    if version:
+        launch = replace(launch, version=version)
+    found = _engine_named(launch.engine, plugins, launch)
+    _check_options(launch, found)
+    return launch, found
+
+
+def _checked_argv(source: Sequence[str]) -> list[str]:
+    if isinstance(source, (bytes, bytearray)) or not all(isinstance(part, str) for part in source):
+        raise TypeError("a command line is a list of strings")
+    argv = list(source)
+    if not argv:
+        raise InputError("the command line is empty")
+    nul = next((i for i, part in enumerate(argv) if "\0" in part), None)
+    if nul is not None:
+        raise InputError(f"argument {nul} contains a NUL byte; no program can be started with it")
+    return argv
+
+
+def _engine_named(name: str, plugins: PluginSet, launch: Launch | None = None) -> Engine:
+    import difflib
+
+    folded = name.casefold()
+    for found in plugins.engines:
+        if folded in (found.name.casefold(), *(a.casefold() for a in found.aliases)):
+            return found
+    known = [e.name for e in plugins.engines]
+    close = difflib.get_close_matches(folded, known, n=1)
+    hint = f'did you mean "{close[0]}"?' if close else f"known engines: {', '.join(known) or 'none'}"
+    where = launch.where("engine.name") if launch is not None else None
+    raise InputError([Problem(message=f'no installed plugin brings an engine called "{clean(name)}"', where=where, hint=hint)])
+
+
+def program_name(path: str) -> str:
+    """Return the program of argv[0] without folders and ".exe"."""
+    name = PurePath(path.replace("\\", "/")).name
+    return name[:-4] if name.casefold().endswith(".exe") else name
+
+
+def _engine_of_program(path: str, plugins: PluginSet) -> Engine:
+    program = program_name(path)
+    for found in plugins.engines:
+        # A build's suffix is common: llama-server-vulkan, llama-server-cuda.
+        if any(program == p or program.startswith(f"{p}-") for p in found.programs):
+            return found
+    known = sorted({p for e in plugins.engines for p in e.programs})
+    raise InputError(
+        [Problem(message=f'"{clean(program)}" is not a program of an engine residency knows', hint=f"name it with --engine; known programs: {', '.join(known)}")]
+    )
+
+
+def _check_options(launch: Launch, engine: Engine) -> None:
+    version = launch.version or engine.newest
+    problems = []
+    for name, value in launch.options.items():
+        reason = engine.option_problem(name, value, version=version)
+        if reason is not None:
+            problems.append(Problem(message=f"engine.options.{clean(name)}: {reason}", where=launch.where(f"option:{name}")))
+    if problems:
+        raise InputError(problems)
+
+
+def read_models(launch: Launch) -> Models:
+    """Read the headers of every model file a launch names. Raises InputError for those that cannot be read."""
+    from residency import checkpoint
+    from residency.engines.base import Models
+
+    problems: list[Problem] = []
+
+    def read(knob: str, path: str | None) -> Any:
+        if path is None:
+            return None
+        try:
+            return checkpoint.read(path)
+        except InputError as error:
+            for problem in error.problems:
+                where = launch.where(knob)
+                message = problem.message if clean(path) in problem.message else f"{clean(path)}: {problem.message}"
+                problems.append(replace(problem, message=message, where=where if where.source != "default" else problem.where))
+            return None
+
+    models = Models(
+        main=read("model.path", launch.get("model.path")),
+        mmproj=read("model.mmproj", launch.get("model.mmproj")),
+        draft=read("model.draft", launch.get("model.draft")),
+        adapters=tuple(a for p in launch.get("model.adapters") or () if (a := read("model.adapters", p)) is not None),
+    )
+    if problems:
+        raise InputError(problems)
+    return models

@@ -1,0 +1,369 @@
+"""Reads a llama.cpp command line and its ``LLAMA_ARG_*`` environment into a Launch.
+
+Order of application in the engine (``common/arg.cpp``, 0.5.0): environment, then command line; the
+last one wins, except overrides and list flags, which append.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from residency.engines.base import version_in
+from residency.errors import InputError, Problem
+from residency.launch.knobs import KNOB_TYPES, Knobs
+from residency.launch.model import Launch
+from residency.text import clean
+from residency.where import Where
+
+from .flags import BUNDLES, ENVIRONMENT, FLAGS, SILENT, Flag
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TRUE = ("on", "enabled", "true", "1")
+FALSE = ("off", "disabled", "false", "0")
+
+
+@lru_cache(maxsize=8)
+def flag_names(fork: str) -> dict[str, tuple[tuple[Flag, bool], ...]]:
+    """Return every name -> the flags it may mean (differing by version), with whether the name negates."""
+    found: dict[str, list[tuple[Flag, bool]]] = {}
+    for flag in FLAGS:
+        if flag.forks and fork not in flag.forks:
+            continue
+        for name in flag.names:
+            found.setdefault(name, []).append((flag, False))
+        for name in flag.negative:
+            found.setdefault(name, []).append((flag, True))
+    return {name: tuple(flags) for name, flags in found.items()}
+
+
+@dataclass
+class _Reading:
+    """State of one reading: values by target, their places, and every problem."""
+
+    version: str
+    program: str
+    fork: str
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, Where] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def complain(self, message: str, where: Where, hint: str | None = None) -> None:
+        self.problems.append(Problem(message=message, where=where, hint=hint))
+
+    def put(self, flag: Flag, value: Any, where: Where) -> None:
+        if flag.kind in ("overrides", "list") and isinstance(value, list):
+            value = [*self.values.get(flag.target, []), *value]
+        self.values[flag.target] = value
+        self.places[flag.target] = where
+
+
+def convert(flag: Flag, text: str) -> Any:
+    """Return the value of a flag from its text; raise ValueError saying what is wrong."""
+    kind = flag.kind
+    if kind == "int":
+        return _whole(text)
+    if kind == "layers":
+        return text if text in ("auto", "all") else _whole(text)
+    if kind in ("text", "path"):
+        return text
+    if kind == "onoff":
+        word = text.casefold()
+        if word in ("auto", "-1"):
+            return "auto"
+        if word in TRUE or word in FALSE:
+            return "on" if word in TRUE else "off"
+        raise ValueError(f"expects on, off or auto, not {clean(text)!r}")
+    if kind == "choice":
+        if text not in flag.choices:
+            close = difflib.get_close_matches(text, flag.choices, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"expects one of {', '.join(flag.choices)}, not {clean(text)!r}{hint}")
+        return text
+    if kind == "list":
+        return [part for part in text.split(",") if part]
+    if kind == "devices":
+        return [] if text == "none" else [part for part in text.split(",") if part]
+    if kind == "ratios":
+        return [_number(part) for part in re.split(r"[,/]+", text)]
+    if kind == "sizes":
+        return [_whole(part) for part in text.split(",")]
+    if kind == "overrides":
+        return [_override(part) for part in text.split(",") if part]
+    raise ValueError("takes no value")
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        raise ValueError(f"expects a whole number, not {clean(text)!r}")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{0,18})?", text):
+        raise ValueError(f"expects numbers, not {clean(text)!r}")
+    return float(text)
+
+
+def _override(text: str) -> dict[str, str]:
+    pattern, separator, target = text.rpartition("=")
+    if not separator or not pattern or not target:
+        raise ValueError(f"expects pattern=device, not {clean(text)!r}")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"has a pattern that is not a regular expression ({error}): {clean(pattern)!r}") from error
+    return {"pattern": pattern, "device": target}
+
+
+def _pick(reading: _Reading, name: str, where: Where) -> tuple[Flag, bool] | None:
+    """Return the flag a name means in this version, or complain and return None."""
+    candidates = flag_names(reading.fork).get(name)
+    if candidates is None:
+        return None
+    for flag, negative in candidates:
+        if version_in(reading.version, flag.since, flag.until):
+            return flag, negative
+    flag = candidates[0][0]
+    if flag.until is not None and not version_in(reading.version, None, flag.until):
+        hint = f"use {flag.instead}" if flag.instead else None
+        reading.complain(f"{name} was removed in version {flag.until}; this is {reading.version}", where, hint)
+    else:
+        reading.complain(f"{name} exists since version {flag.since}; this is {reading.version}", where)
+    return flag, False
+
+
+def _environment(reading: _Reading, environ: Mapping[str, str]) -> None:
+    """Apply LLAMA_ARG_* variables; an unknown one is a problem only if it nearly is a known one."""
+    names: dict[str, tuple[Flag, bool]] = {}
+    for flag in FLAGS:
+        if flag.env is not None:
+            full = flag.env if flag.env.startswith("MTMD_") else f"LLAMA_ARG_{flag.env}"
+            if version_in(reading.version, flag.since, flag.until):
+                names.setdefault(full, (flag, False))
+                if flag.kind == "switch":
+                    names[full.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1)] = (flag, True)
+    for variable in sorted(v for v in environ if v.startswith(("LLAMA_ARG_", "MTMD_"))):
+        found = names.get(variable)
+        if found is None:
+            continue
+        flag, negative = found
+        text, where = environ[variable], Where(source="env", variable=variable)
+        try:
+            if negative:  # set to anything means false
+                reading.put(flag, False, where)
+            elif flag.kind in ("flag", "switch"):
+                word = text.casefold()
+                if word not in TRUE and word not in FALSE:
+                    raise ValueError(f"expects on or off, not {clean(text)!r}")
+                if word in TRUE or flag.kind == "switch":
+                    reading.put(flag, word in TRUE, where)
+            else:
+                reading.put(flag, convert(flag, text), where)
+        except ValueError as error:
+            reading.complain(f"{variable} {error}", where)
+
+
+def read_argv(
+    argv: Sequence[str], environ: Mapping[str, str], *, version: str, given: str | None, fork: str, program: str
+) -> Launch:
+    """Return the Launch of a llama.cpp command line. Raises InputError with every problem."""
+    reading = _Reading(version=version, program=program, fork=fork)
+    _environment(reading, environ)
+    from_environment = dict(reading.values)
+    for key in [k for k, v in reading.values.items() if isinstance(v, list)]:
+        if key in ("layers.overrides", "option:spec-draft-override-tensor"):
+            continue
+        reading.values.pop(key)  # a list flag on the command line replaces the environment's list
+    index = 1
+    while index < len(argv):
+        index = _step(reading, argv, index)
+    for key, value in from_environment.items():
+        reading.values.setdefault(key, value)
+    launch = _launch(reading, argv, environ, given)
+    if reading.problems:
+        raise InputError(reading.problems)
+    return launch
+
+
+def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
+    """Read the flag at ``index`` and return the index after it and its values."""
+    typed = argv[index]
+    where = Where(source="argv", argv_index=index, flag=typed[:80])
+    name, inline = typed, None
+    if typed.startswith("--"):
+        name, equals, value = typed.partition("=")
+        inline = value if equals else None
+        name = "--" + name[2:].replace("_", "-")
+    if name in BUNDLES:
+        reading.values["option:hf-repo"] = name.removeprefix("--")
+        reading.places["option:hf-repo"] = where
+        return index + 1
+    if name in SILENT:
+        wanted = SILENT[name] if inline is None else 0
+        if index + wanted >= len(argv) + (0 if wanted else 1):
+            reading.complain(f"{name} needs a value", where)
+        return index + 1 + wanted
+    picked = _pick(reading, name, where)
+    if picked is None:
+        _unknown(reading, name, where)
+        # Skip what looks like its value, so that one unknown flag gives one complaint.
+        follows = index + 1 < len(argv) and not argv[index + 1].startswith("-")
+        return index + (2 if inline is None and follows else 1)
+    flag, negative = picked
+    if flag.kind in ("flag", "switch"):
+        if inline is not None:
+            reading.complain(f"{name} takes no value", where)
+        reading.put(flag, not negative, where)
+        return index + 1
+    if inline is None:
+        following = argv[index + 1] if index + 1 < len(argv) else None
+        if flag.kind == "onoff" and (following is None or following.casefold() not in (*TRUE, *FALSE, "auto", "-1")):
+            # Versions before the three-way flag took no value; the newer ones read a missing one as "on".
+            reading.put(flag, "on", where)
+            return index + 1
+        if following is None:
+            reading.complain(f"{name} needs a value", where)
+            return index + 1
+        inline, step = following, 2
+    else:
+        step = 1
+    if flag.programs and reading.program not in flag.programs:
+        reading.complain(f"{name} is not a flag of {reading.program}; it belongs to {', '.join(flag.programs)}", where)
+    try:
+        reading.put(flag, convert(flag, inline), where)
+    except ValueError as error:
+        reading.complain(f"{name} {error}", where)
+    return index + step
+
+
+def _unknown(reading: _Reading, name: str, where: Where) -> None:
+    if not name.startswith("-"):
+        reading.complain(f"{clean(name)!r} is not a flag, and no flag before it takes it as a value", where)
+        return
+    known = [*flag_names(reading.fork), *SILENT]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    reading.complain(f"{reading.program} has no flag {clean(name)}", where, f"did you mean {close[0]}?" if close else None)
+
+
+def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], given: str | None) -> Launch:
+    values = dict(reading.values)
+    if values.get("option:cpu-moe"):
+        values["experts.on_host"] = "all"
+        reading.places["experts.on_host"] = reading.places["option:cpu-moe"]
+    if values.get("option:mmproj-offload") is False and "vision.device" not in values:
+        values["vision.device"] = "cpu"
+        reading.places["vision.device"] = reading.places["option:mmproj-offload"]
+    if values.get("option:mmproj-auto") is False:
+        values.pop("model.mmproj", None)
+    _load_mode(values, reading)
+    for key, smallest in (("context.sequences", -1), ("layers.on_device", -2), ("context.length", 0)):
+        value = values.get(key)
+        if isinstance(value, int) and value < smallest:
+            reading.complain(f"{key} cannot be {value}", reading.places[key])
+            values.pop(key)
+    if values.get("context.sequences") in (-1, 0):
+        values.pop("context.sequences")  # automatic, the same as not given
+    if values.get("layers.on_device") in (-1, -2):
+        values["layers.on_device"] = "auto" if values["layers.on_device"] == -1 else "all"
+    sections: dict[str, dict[str, Any]] = {}
+    options: dict[str, Any] = {}
+    for key, value in values.items():
+        if key.startswith("option:"):
+            options[key[7:]] = value
+        else:
+            section, _, knob = key.partition(".")
+            if isinstance(value, int) and not isinstance(value, bool) and value < KNOB_TYPES.get(key, 0):
+                reading.complain(f"{key} cannot be {value}", reading.places[key])
+                continue
+            sections.setdefault(section, {})[knob] = value
+    sections.setdefault("engine", {})["version"] = given
+    return Launch(
+        engine=reading.fork,
+        version=given,
+        knobs=Knobs.model_validate(sections),
+        options=options,
+        places=reading.places,
+        program=reading.program,
+        argv=tuple(argv),
+        environ={k: environ[k] for k in ENVIRONMENT if k in environ},
+        name=reading.program,
+    )
+
+
+def _load_mode(values: dict[str, Any], reading: _Reading) -> None:
+    """Fold the older load flags into the one load mode."""
+    if "memory.load" in values:
+        return
+    lock, mapped = values.get("option:mlock"), values.get("option:mmap", True)
+    source = next((k for k in ("option:mlock", "option:mmap", "option:direct-io") if k in values), None)
+    if source is None:
+        return
+    if values.get("option:direct-io"):
+        mode = "dio"
+    elif lock:
+        mode = "mmap+mlock" if mapped else "mlock"
+    else:
+        mode = "mmap" if mapped else "none"
+    values["memory.load"] = mode
+    reading.places["memory.load"] = reading.places[source]
+
+
+def _options(fork: str) -> dict[str, Flag]:
+    return {f.target[7:]: f for f in FLAGS if f.target.startswith("option:") and (not f.forks or fork in f.forks)}
+
+
+_OPTION_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,), "layers": (int, str), "flag": (bool,), "switch": (bool,), "list": (list,), "ratios": (list,),
+    "devices": (list,), "sizes": (list, int), "overrides": (list,),
+}  # fmt: skip
+
+
+def option_problem(name: str, value: Any, *, version: str, fork: str) -> str | None:
+    """Return why ``[engine.options] name = value`` of a launch file is wrong, or None."""
+    known = _options(fork)
+    flag = known.get(name)
+    if flag is None:
+        close = difflib.get_close_matches(name, known, n=1)
+        return "no such option of this engine" + (f"; did you mean {close[0]}?" if close else "")
+    if not version_in(version, flag.since, flag.until):
+        return f"removed in version {flag.until}" if flag.until else f"exists since version {flag.since}"
+    wanted = _OPTION_TYPES.get(flag.kind, (str,))
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        return f"expects {' or '.join(t.__name__ for t in wanted)}, not {type(value).__name__}"
+    if flag.choices and value not in flag.choices:
+        return f"expects one of {', '.join(flag.choices)}"
+    return None
+
+
+#: Knobs whose flag differs from the table's first name, or needs words of its own.
+_SPELLED = {
+    ("experts.on_host", "all"): "--cpu-moe",
+    ("kv.on_device", False): "--no-kv-offload",
+    ("kv.on_device", True): "--kv-offload",
+    ("device.kind", "cpu"): "--device none",
+    ("vision.device", "cpu"): "--no-mmproj-offload",
+    ("context.unified", True): "--kv-unified",
+}
+
+
+def spell(knob: str, value: Any) -> str | None:
+    """Return a change as command-line words: ("context.length", 8192) -> "-c 8192"."""
+    if isinstance(value, (str, bool)) and (knob, value) in _SPELLED:
+        return _SPELLED[knob, value]
+    flag = next((f for f in FLAGS if f.target == knob and f.until is None), None)
+    if flag is None:
+        return None
+    if value is None:
+        return f"without {flag.names[0]}"
+    if isinstance(value, bool):
+        names = flag.names if value else flag.negative
+        return names[-1] if names else None
+    if isinstance(value, (list, tuple)):
+        value = ",".join(str(v) for v in value)
+    return f"{flag.names[0]} {value}"

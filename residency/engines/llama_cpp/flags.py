@@ -1,0 +1,213 @@
+"""Every command-line flag of the llama.cpp programs that moves bytes, and the names of those that do not.
+
+Source: ``common/arg.cpp`` of llama.cpp 0.5.0 (0c1e570) and the ``--help`` of build 10434; flags of
+ik_llama.cpp from its README. Versions are normalised (see ``version.py``): build N is ``0.0.N``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal[
+    "int",  # whole number
+    "layers",  # whole number, "auto" or "all"
+    "text",
+    "path",
+    "flag",  # no value
+    "switch",  # no value, has negative names
+    "onoff",  # value on/off/auto; a bare flag means on (older versions)
+    "list",  # comma separated, repeated flags append
+    "ratios",  # numbers separated by , or /
+    "devices",  # comma separated device names, or none
+    "overrides",  # pattern=target,...
+    "choice",
+    "sizes",  # MiB numbers, comma separated
+]
+
+SERVER = ("llama-server", "llama-cli")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag with all its names."""
+
+    target: str  # knob ("context.length"), or "option:NAME"
+    names: tuple[str, ...]
+    kind: Kind
+    env: str | None = None  # without the LLAMA_ARG_ prefix unless it has another one
+    negative: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    since: str | None = None
+    until: str | None = None  # exclusive; ``instead`` says what replaced it
+    instead: str = ""
+    programs: tuple[str, ...] = ()  # empty: all
+    forks: tuple[str, ...] = ()  # only these forks know it
+
+
+def _f(target: str, names: str, kind: Kind, env: str | None = None, **more: object) -> Flag:
+    return Flag(target, tuple(names.split()), kind, env, **more)  # type: ignore[arg-type]
+
+
+# fmt: off
+FLAGS: tuple[Flag, ...] = (
+    _f("model.path", "-m --model", "path", "MODEL"),
+    _f("option:hf-repo", "-hf -hfr --hf-repo", "text", "HF_REPO"),
+    _f("option:hf-file", "-hff --hf-file", "text", "HF_FILE"),
+    _f("option:model-url", "-mu --model-url", "text", "MODEL_URL"),
+    _f("option:docker-repo", "-dr --docker-repo", "text", "DOCKER_REPO"),
+    _f("context.length", "-c --ctx-size", "int", "CTX_SIZE"),
+    _f("option:kv-unified-per-slot", "--kv-unified-per-slot", "int", "KV_UNIFIED_PER_SLOT", since="0.5.0", programs=("llama-server",)),
+    _f("context.sequences", "-np --parallel", "int", "N_PARALLEL"),
+    _f("context.unified", "-kvu --kv-unified", "switch", "KV_UNIFIED", negative=("-no-kvu", "--no-kv-unified")),
+    _f("context.batch", "-b --batch-size", "int", "BATCH"),
+    _f("context.micro_batch", "-ub --ubatch-size", "int", "UBATCH"),
+    _f("context.flash_attention", "-fa --flash-attn", "onoff", "FLASH_ATTN"),
+    _f("context.full_window", "--swa-full", "flag", "SWA_FULL"),
+    _f("kv.key_type", "-ctk --cache-type-k", "choice", "CACHE_TYPE_K", choices=KV_TYPES),
+    _f("kv.value_type", "-ctv --cache-type-v", "choice", "CACHE_TYPE_V", choices=KV_TYPES),
+    _f("kv.on_device", "-kvo --kv-offload", "switch", "KV_OFFLOAD", negative=("-nkvo", "--no-kv-offload")),
+    _f("layers.on_device", "-ngl --gpu-layers --n-gpu-layers", "layers", "N_GPU_LAYERS"),
+    _f("layers.split", "-sm --split-mode", "choice", "SPLIT_MODE", choices=("none", "layer", "row", "tensor")),
+    _f("layers.ratio", "-ts --tensor-split", "ratios", "TENSOR_SPLIT"),
+    _f("device.main", "-mg --main-gpu", "int", "MAIN_GPU"),
+    _f("device.ids", "-dev --device", "devices", "DEVICE"),
+    _f("option:rpc", "--rpc", "list", "RPC"),
+    _f("layers.overrides", "-ot --override-tensor", "overrides", "OVERRIDE_TENSOR"),
+    _f("option:cpu-moe", "-cmoe --cpu-moe", "flag", "CPU_MOE"),
+    _f("experts.on_host", "-ncmoe --n-cpu-moe", "int", "N_CPU_MOE"),
+    _f("option:n-cpu-ffn", "-ncffn --n-cpu-ffn", "int", "N_CPU_FFN", since="0.5.0"),
+    _f("memory.load", "-lm --load-mode", "choice", "LOAD_MODE", choices=("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")),
+    _f("option:mmap", "--mmap", "switch", "MMAP", negative=("--no-mmap", "-nommap"), until="0.5.0", instead="--load-mode"),
+    _f("option:mlock", "--mlock", "flag", "MLOCK", until="0.5.0", instead="--load-mode mlock"),
+    _f("option:direct-io", "-dio --direct-io", "switch", "DIO", negative=("-ndio", "--no-direct-io"), until="0.5.0", instead="--load-mode dio"),
+    _f("option:lazy-mode", "-lzm --lazy-mode", "choice", "LAZY_MODE", choices=("on", "auto", "off"), since="0.5.0"),
+    _f("option:repack", "--repack", "switch", "REPACK", negative=("-nr", "--no-repack")),
+    _f("option:no-host", "--no-host", "flag", "NO_HOST"),
+    _f("option:op-offload", "--op-offload", "switch", None, negative=("--no-op-offload",)),
+    _f("option:numa", "--numa", "choice", "NUMA", choices=("distribute", "isolate", "numactl")),
+    _f("option:fit", "-fit --fit", "onoff", "FIT"),
+    _f("option:fit-target", "-fitt --fit-target", "sizes", "FIT_TARGET"),
+    _f("option:fit-ctx", "-fitc --fit-ctx", "int", "FIT_CTX"),
+    _f("option:fit-print", "-fitp --fit-print", "onoff", "FIT_ESTIMATE", programs=("llama-fit-params",)),
+    _f("option:override-kv", "--override-kv", "list"),
+    _f("model.adapters", "--lora", "list"),
+    _f("option:lora-scaled", "--lora-scaled", "list"),
+    _f("option:control-vector", "--control-vector", "list"),
+    _f("option:control-vector-scaled", "--control-vector-scaled", "list"),
+    _f("option:embedding", "--embedding --embeddings", "flag", "EMBEDDINGS"),
+    _f("option:rerank", "--rerank --reranking", "flag", "RERANKING"),
+    _f("option:pooling", "--pooling", "choice", "POOLING", choices=("none", "mean", "cls", "last", "rank")),
+    _f("option:backend-sampling", "-bs --backend-sampling", "flag", "BACKEND_SAMPLING"),
+    _f("model.mmproj", "-mm --mmproj", "path", "MMPROJ"),
+    _f("option:mmproj-url", "-mmu --mmproj-url", "text", "MMPROJ_URL"),
+    _f("option:mmproj-auto", "--mmproj-auto", "switch", "MMPROJ_AUTO", negative=("--no-mmproj", "--no-mmproj-auto")),
+    _f("option:mmproj-offload", "--mmproj-offload", "switch", "MMPROJ_OFFLOAD", negative=("--no-mmproj-offload",)),
+    _f("vision.device", "-mmdev --mmproj-device", "text", "MTMD_BACKEND_DEVICE", since="0.5.0"),
+    _f("option:image-min-tokens", "--image-min-tokens", "int", "IMAGE_MIN_TOKENS"),
+    _f("vision.max_tokens", "--image-max-tokens", "int", "IMAGE_MAX_TOKENS"),
+    _f("option:mtmd-batch-max-tokens", "--mtmd-batch-max-tokens", "int", "MTMD_BATCH_MAX_TOKENS"),
+    _f("option:warmup", "--warmup", "switch", None, negative=("--no-warmup",)),
+    _f("speculation.kind", "--spec-type", "text", "SPEC_TYPE"),
+    _f("model.draft", "-md --model-draft --spec-draft-model", "path", "SPEC_DRAFT_MODEL"),
+    _f("option:spec-draft-hf", "-hfd -hfrd --hf-repo-draft --spec-draft-hf", "text", "SPEC_DRAFT_HF_REPO"),
+    _f("option:spec-draft-ngl", "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", "layers", "N_GPU_LAYERS_DRAFT"),
+    _f("option:spec-draft-device", "-devd --device-draft --spec-draft-device", "devices"),
+    _f("option:spec-draft-type-k", "-ctkd --cache-type-k-draft --spec-draft-type-k", "choice", "SPEC_DRAFT_CACHE_TYPE_K", choices=KV_TYPES),
+    _f("option:spec-draft-type-v", "-ctvd --cache-type-v-draft --spec-draft-type-v", "choice", "SPEC_DRAFT_CACHE_TYPE_V", choices=KV_TYPES),
+    _f("option:spec-draft-override-tensor", "-otd --override-tensor-draft --spec-draft-override-tensor", "overrides"),
+    _f("option:spec-draft-cpu-moe", "-cmoed --cpu-moe-draft --spec-draft-cpu-moe", "flag", "SPEC_DRAFT_CPU_MOE"),
+    _f("option:spec-draft-n-cpu-moe", "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe", "int", "SPEC_DRAFT_N_CPU_MOE"),
+    _f("speculation.window", "--spec-draft-n-max", "int", "SPEC_DRAFT_N_MAX"),
+    _f("option:spec-draft-n-min", "--spec-draft-n-min", "int", "SPEC_DRAFT_N_MIN"),
+    _f("option:spec-draft-backend-sampling", "--spec-draft-backend-sampling", "switch", "SPEC_DRAFT_BACKEND_SAMPLING", negative=("--no-spec-draft-backend-sampling",)),
+    _f("speculation.window", "--draft --draft-n --draft-max", "int", "DRAFT_MAX", until="0.0.10092", instead="--spec-draft-n-max"),
+    _f("option:spec-draft-n-min", "--draft-min --draft-n-min", "int", "DRAFT_MIN", until="0.0.10092", instead="--spec-draft-n-min"),
+    _f("option:cache-ram", "-cram --cache-ram", "int", "CACHE_RAM", programs=SERVER),
+    _f("option:ctx-checkpoints", "-ctxcp --ctx-checkpoints --swa-checkpoints", "int", "CTX_CHECKPOINTS", programs=SERVER),
+    _f("option:checkpoint-min-step", "-cms --checkpoint-min-step", "int", "CHECKPOINT_MIN_SPACING_NT", programs=SERVER),
+    _f("option:cache-idle-slots", "--cache-idle-slots", "switch", "CACHE_IDLE_SLOTS", negative=("--no-cache-idle-slots",)),
+    _f("option:models-dir", "--models-dir", "path", "MODELS_DIR", programs=("llama-server",)),
+    _f("option:models-preset", "--models-preset", "path", "MODELS_PRESET", programs=("llama-server",)),
+    _f("option:models-max", "--models-max", "int", "MODELS_MAX", programs=("llama-server",)),
+    _f("option:models-autoload", "--models-autoload", "switch", "MODELS_AUTOLOAD", negative=("--no-models-autoload",), programs=("llama-server",)),
+    _f("option:sleep-idle-seconds", "--sleep-idle-seconds", "int", None, programs=("llama-server",)),
+    _f("option:mla", "-mla --mla-use", "int", forks=("ik_llama.cpp",)),
+    _f("option:attn-max-batch", "-amb --attention-max-batch", "int", forks=("ik_llama.cpp",)),
+    _f("option:fused-moe", "-fmoe --fused-moe", "flag", forks=("ik_llama.cpp",)),
+    _f("option:run-time-repack", "-rtr --run-time-repack", "flag", forks=("ik_llama.cpp",)),
+    _f("option:smart-expert-reduction", "-ser --smart-expert-reduction", "text", forks=("ik_llama.cpp",)),
+    _f("option:graph-reuse", "-gr --graph-reuse", "flag", forks=("ik_llama.cpp",)),
+    _f("option:merge-qkv", "-mqkv --merge-qkv", "flag", forks=("ik_llama.cpp",)),
+    _f("option:muge", "-muge --merge-up-gate-experts", "flag", forks=("ik_llama.cpp",)),
+    _f("option:cuda-params", "-cuda --cuda-params", "text", forks=("ik_llama.cpp",)),
+    _f("option:split-mode-graph-max", "-smgs --split-mode-graph-scheduling", "flag", forks=("ik_llama.cpp",)),
+    _f("option:no-offload-only-active-experts", "-no-ooae --no-offload-only-active-experts", "flag", forks=("ik_llama.cpp",)),
+    _f("option:k-cache-hadamard", "-khad --k-cache-hadamard", "flag", forks=("ik_llama.cpp",)),
+    _f("option:no-fused-up-gate", "-no-fug --no-fused-up-gate", "flag", forks=("ik_llama.cpp",)),
+    _f("option:max-gpu", "-mgpu --max-gpu", "int", forks=("ik_llama.cpp",)),
+    _f("option:dry-run", "--dry-run", "flag", forks=("ik_llama.cpp",)),
+)
+
+#: Flags without bearing on memory: accepted silently. name: number of values.
+_NO_VALUE = """
+-h --help --usage --version -cl --cache-list --completion-bash --perf --no-perf -e --escape --no-escape --list-devices
+--check-tensors --log-disable -v --verbose --log-verbose --offline --log-prefix --no-log-prefix --log-timestamps
+--no-log-timestamps --ignore-eos --context-shift --no-context-shift -sp --special --spm-infill -cb --cont-batching -nocb
+--no-cont-batching --reuse-port --cors-credentials --no-cors-credentials --ui-mcp-proxy --webui-mcp-proxy --no-ui-mcp-proxy
+--no-webui-mcp-proxy -ag --agent -no-ag --no-agent --ui --webui --no-ui --no-webui --cache-prompt --no-cache-prompt
+--metrics --props --slots --no-slots --jinja --no-jinja --reasoning-preserve --no-reasoning-preserve
+--skip-chat-parsing --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant --lora-init-without-apply --spec-default
+-cnv --conversation -no-cnv --no-conversation -st --single-turn -i --interactive --simple-io --color -co -mli
+--multiline-input --no-display-prompt --display-prompt -no-display-prompt --show-timings --no-show-timings --prompt-cache-all
+--prompt-cache-ro -if --interactive-first --in-prefix-bos --no-ppl --log-jsonl --verbose-prompt --dump-kv-cache
+"""
+_ONE_VALUE = """
+-t --threads -tb --threads-batch -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch
+--cpu-strict-batch --prio-batch --poll-batch -n --predict --n-predict --keep --rope-scaling --rope-scale --rope-freq-base
+--rope-freq-scale --yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -dt --defrag-thold
+-hft --hf-token --log-file --log-colors -lv --verbosity --log-verbosity --samplers -s --seed --sampler-seq --sampling-seq
+--temp --temperature --top-k --top-p --min-p --top-nsigma --top-n-sigma --xtc-probability --xtc-threshold --typical --typical-p
+--repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length
+--dry-penalty-last-n --dry-sequence-breaker --adaptive-target --adaptive-decay --dynatemp-range --dynatemp-exp --mirostat
+--mirostat-lr --mirostat-ent -l --logit-bias --grammar --grammar-file -j --json-schema -jf --json-schema-file
+--spec-draft-threads -td --threads-draft --spec-draft-threads-batch -tbd --threads-batch-draft --spec-draft-cpu-mask -Cd
+--cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio
+--prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft --spec-draft-cpu-strict-batch
+--cpu-strict-batch-draft --spec-draft-prio-batch --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft
+--spec-draft-p-split --draft-p-split --spec-draft-p-min --draft-p-min --spec-ngram-mod-n-min --spec-ngram-mod-n-max
+--spec-ngram-mod-n-match --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits
+--spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n
+--spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
+-r --reverse-prompt -a --alias --tags --embd-normalize --host --port --path --cors-origins --cors-methods --cors-headers
+--api-prefix --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime --mcp-servers-config
+--mcp-servers-json --api-key --api-key-file --ssl-key-file --ssl-cert-file --chat-template-kwargs -to --timeout
+--sse-ping-interval --threads-http --cache-reuse --slot-save-path --media-path --reasoning-format -rea --reasoning
+--reasoning-effort --reasoning-budget --reasoning-budget-message --chat-template --chat-template-file -sps
+--slot-prompt-similarity --log-prompts-dir -p --prompt -f --file -sys --system-prompt -sysf --system-prompt-file -bf
+--binary-file --image --audio --video --in-prefix --in-suffix --prompt-cache -gan --grp-attn-n -gaw --grp-attn-w
+-wba --draft-p --ubatch --threads-http-batch -o --output --output-format -mlt
+"""
+# fmt: on
+
+SILENT: dict[str, int] = {
+    **dict.fromkeys(_NO_VALUE.split(), 0),
+    **dict.fromkeys(_ONE_VALUE.split(), 1),
+    "--control-vector-layer-range": 2,
+}
+
+#: Flags that stand for a whole download and launch; the model is not known before it is fetched.
+BUNDLES = (
+    "--embd-gemma-default", "--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default", "--fim-qwen-7b-spec",
+    "--fim-qwen-14b-spec", "--fim-qwen-30b-default", "--gpt-oss-20b-default", "--gpt-oss-120b-default",
+    "--vision-gemma-4b-default", "--vision-gemma-12b-default",
+)  # fmt: skip
+
+#: Other environment variables that move bytes; read as they are, never refused.
+ENVIRONMENT = (
+    "GGML_CUDA_NO_PINNED", "GGML_CUDA_ENABLE_UNIFIED_MEMORY", "GGML_CUDA_DEVICES", "GGML_CUDA_REGISTER_HOST",
+    "GGML_OP_OFFLOAD_MIN_BATCH", "CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "GGML_VK_PREFER_HOST_MEMORY",
+    "GGML_VK_ALLOW_SYSMEM_FALLBACK", "GGML_VK_FORCE_MAX_BUFFER_SIZE", "GGML_VK_FORCE_MAX_ALLOCATION_SIZE",
+    "LLAMA_ATTN_ROT_DISABLE",
+)  # fmt: skip

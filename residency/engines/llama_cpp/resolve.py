@@ -1,0 +1,170 @@
+"""From a Launch to the settings llama.cpp works with: programs, versions and their defaults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from residency.engines.base import version_in
+
+from .settings import DeviceSpec, Override, Settings, expert_overrides
+
+if TYPE_CHECKING:
+    from residency.launch.model import Launch
+    from residency.machine.model import Device, Machine
+
+#: Programs that reserve logits for a whole batch; the server and the chat client only for their slots
+#: (``tools/server/server-context.cpp``, 0.5.0).
+BATCH_OUTPUTS = ("llama-fit-params", "llama-completion", "llama-bench", "llama-mtmd-cli")
+#: Programs that pick four slots with one shared cache when ``-np`` is not given.
+AUTO_SLOTS = ("llama-server",)
+#: Since which build the server does that, and since which all layers are offloaded by default.
+AUTO_SLOTS_SINCE = "0.0.7000"
+ALL_LAYERS_SINCE = "0.0.6240"
+
+#: How other engines' and people's words map to the engine's cache types.
+CACHE_WORDS = {"int8": "q8_0", "fp16": "f16", "bfloat16": "bf16", "fp32": "f32"}
+
+
+def devices_of(launch: Launch, machine: Machine) -> tuple[Device, ...]:
+    """Return the devices the engine will use, in its order (``src/llama.cpp``, 0.5.0).
+
+    Without a list: every discrete device; integrated ones only when there is no discrete one.
+    """
+    kind = launch.get("device.kind")
+    if kind == "cpu":
+        return ()
+    ids = launch.get("device.ids")
+    if ids is not None:
+        found = [machine.device(name) for name in ids]
+        return tuple(d for d in found if d is not None and d.kind != "cpu")
+    every = [d for d in machine.accelerators if kind in (None, "auto", d.kind)]
+    discrete = [d for d in every if d.integrated is not True]
+    return tuple(discrete or every)
+
+
+def program_of(launch: Launch) -> str:
+    """Return the engine program whose defaults apply; a launch file means the server."""
+    known = (*BATCH_OUTPUTS, *AUTO_SLOTS, "llama-cli")
+    program = launch.program or "llama-server"
+    return next((p for p in known if program == p or program.startswith(f"{p}-")), "llama-server")
+
+
+def resolve(launch: Launch, machine: Machine, version: str) -> tuple[Settings, tuple[Device, ...]]:
+    """Return the engine's settings for a launch, and the machine's devices they refer to."""
+    devices = devices_of(launch, machine)
+    program = program_of(launch)
+    option = launch.options.get
+    sequences = launch.get("context.sequences")
+    unified = launch.get("context.unified")
+    if sequences is None:
+        automatic = program in AUTO_SLOTS and version_in(version, AUTO_SLOTS_SINCE, None)
+        sequences = 4 if automatic else 1
+        unified = automatic if unified is None else unified
+    length = launch.get("context.length") or 0
+    per_slot = option("kv-unified-per-slot")
+    if not length and isinstance(per_slot, int):
+        length = sequences * per_slot
+    layers = launch.get("layers.on_device")
+    if layers in (None, "auto", "all"):
+        explicit = layers is not None or version_in(version, ALL_LAYERS_SINCE, None)
+        layers = -1 if explicit else 0
+    outputs: Literal["batch", "slots"] = "batch" if program in BATCH_OUTPUTS else "slots"
+    embeddings = bool(option("embedding") or option("rerank"))
+    batch = launch.get("context.batch") or 2048
+    ubatch = launch.get("context.micro_batch") or 512
+    if embeddings:
+        batch = min(batch, ubatch)
+    drafted = drafted_tokens(launch)
+    settings = Settings(
+        devices=tuple(_spec(d, machine) for d in devices),
+        n_ctx=length,
+        n_seq=sequences,
+        unified=bool(unified),
+        n_batch=batch,
+        n_ubatch=ubatch,
+        n_gpu_layers=layers,
+        split_mode=_split(launch),
+        tensor_split=tuple(launch.get("layers.ratio") or ()),
+        main_gpu=launch.get("device.main") or 0,
+        type_k=cache_type(launch.get("kv.key_type")),
+        type_v=cache_type(launch.get("kv.value_type")),
+        flash_attn=launch.get("context.flash_attention") or "auto",
+        kv_offload=launch.get("kv.on_device") is not False,
+        op_offload=option("op-offload", True) is not False,
+        swa_full=bool(launch.get("context.full_window")),
+        overrides=_overrides(launch),
+        load_mode=launch.get("memory.load") or "auto",
+        lazy_mode=cast("Any", option("lazy-mode", "auto")),
+        no_host=bool(option("no-host")),
+        repack=option("repack", True) is not False,
+        load_mtp="draft-mtp" in speculation(launch),
+        n_rs_seq=drafted if any(k in _ROLLBACK_KINDS for k in speculation(launch)) else 0,
+        outputs=outputs,
+        n_outputs_per_seq=1 + drafted,
+        embeddings=embeddings,
+        op_offload_min_batch=_minimum_batch(launch),
+    )
+    return settings, devices
+
+
+#: Speculation that rolls the recurrent state back, so that the target keeps spare states.
+_ROLLBACK_KINDS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
+#: Tokens drafted at once by default (``common/common.h``, 0.5.0).
+_DRAFTED = {"ngram-mod": 64, "ngram-simple": 48, "ngram-map-k": 48, "ngram-map-k4v": 48, "ngram-cache": 8}
+
+
+def speculation(launch: Launch) -> tuple[str, ...]:
+    """Return the kinds of speculation asked for; a draft model alone means the simple kind."""
+    kind = launch.get("speculation.kind")
+    kinds = tuple(k for k in (kind or "").split(",") if k and k != "none")
+    if not kinds and launch.get("model.draft"):
+        return ("draft-simple",)
+    return kinds
+
+
+def drafted_tokens(launch: Launch) -> int:
+    """Return the tokens drafted at once, 0 without speculation."""
+    kinds = speculation(launch)
+    if not kinds:
+        return 0
+    window = launch.get("speculation.window")
+    return max(window if window is not None and k.startswith("draft-") else _DRAFTED.get(k, 3) for k in kinds)
+
+
+def cache_type(name: str | None) -> str:
+    """Return the engine's name of a cache type; default f16."""
+    folded = (name or "f16").casefold()
+    return CACHE_WORDS.get(folded, folded)
+
+
+def _spec(device: Device, machine: Machine) -> DeviceSpec:
+    pool = machine.pool(device.pool)
+    free = pool.free_bytes if pool is not None and pool.free_bytes is not None else (pool.total_bytes if pool else None)
+    return DeviceSpec(
+        name=device.name, kind=device.kind, free_bytes=free,
+        compute_capability=device.compute_capability, integrated=device.integrated,
+    )  # fmt: skip
+
+
+def _split(launch: Launch) -> Literal["none", "layer", "row", "tensor"]:
+    mode = launch.get("layers.split")
+    return "layer" if mode in (None, "auto") else cast("Any", mode)
+
+
+def _overrides(launch: Launch) -> tuple[Override, ...]:
+    """Return every override in the engine's order: -ot, then what -cmoe, -ncmoe and -ncffn stand for."""
+    listed = launch.get("layers.overrides") or ()
+    on_host = launch.get("experts.on_host")
+    return (
+        *(Override(pattern=o.pattern, target=o.device) for o in listed),
+        *expert_overrides(
+            cpu_moe=on_host == "all",
+            n_cpu_moe=on_host if isinstance(on_host, int) else 0,
+            n_cpu_ffn=int(launch.options.get("n-cpu-ffn") or 0),
+        ),
+    )
+
+
+def _minimum_batch(launch: Launch) -> int:
+    text = launch.environ.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
+    return int(text) if text.isdigit() and len(text) < 10 else 32  # noqa: PLR2004 - longer is not a batch

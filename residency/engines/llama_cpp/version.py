@@ -1,0 +1,19 @@
+"""llama.cpp versions: build numbers, then dotted versions.
+
+Builds were numbered bNNNN; from autumn 2026 there are dotted versions, of which 0.5.0 is newer than
+every build seen. Wheels that repackage a build call it 0.NNNN. All become one ordered form.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+def normal(version: str) -> str:
+    """Return the ordered form: "b4610", "4610 (6dde1782)" and "0.10434.0" give "0.0.N"; "0.5.0" stays."""
+    text = version.strip().casefold()
+    match = re.match(r"b?(\d{3,})\b", text) or re.match(r"0\.(\d{4,})(?:\.0)?\b", text)
+    if match:
+        return f"0.0.{match[1]}"
+    match = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    return match[1] if match else text
