@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from datetime import date, time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from residency.text import clean, shorten
 
 from .knobs import Knobs
-from .naming import closest, dotted, unknown
+from .naming import closest, dotted, quoted, unknown
 from .schema import describe, lookup
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def show(value: Any) -> str:
         except ValueError:  # beyond the interpreter's limit on digits
             return f"a number of {math.ceil(value.bit_length() * math.log10(2))} digits"
     if isinstance(value, str):
-        return json.dumps(clean(shorten(value)), ensure_ascii=False).replace("\\\\", "\\")
+        return quoted(value)
     if isinstance(value, (date, time)):  # a datetime is a date
         return f"the date or time {value.isoformat()}"
     if isinstance(value, dict):

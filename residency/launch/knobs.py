@@ -155,9 +155,7 @@ class Knobs(Section):
 
 
 #: Every section by name, in the order of a launch file.
-SECTIONS: dict[str, type[Section]] = {
-    name: field.annotation for name, field in Knobs.model_fields.items() if field.annotation is not None
-}
+SECTIONS: dict[str, type[Section]] = {name: type(field.default) for name, field in Knobs.model_fields.items()}
 
 
 #: Smallest value of the knobs that must be above zero, for readers of an engine's own command line.

@@ -239,11 +239,12 @@ def _variable_path(name: str) -> Path | None:
     return (section, keys[0]) if len(keys) == 1 and keys[0] in SECTIONS[section].model_fields else None
 
 
-def _variable_hint(variable: str) -> str | None:
-    legal = [f"{PREFIX}{section}{DELIMITER}{key}".upper() for section, model in SECTIONS.items() for key in model.model_fields]
-    found = closest(variable.upper(), [*legal, *RESERVED_VARIABLES], cutoff=0.8)
+def _variable_hint(variable: str) -> str:
+    legal = [f"{section}{DELIMITER}{key}".upper() for section, model in SECTIONS.items() for key in model.model_fields]
+    legal += [reserved.removeprefix(PREFIX) for reserved in RESERVED_VARIABLES]
+    found = closest(variable[len(PREFIX) :].upper(), legal, cutoff=0.7)
     if found:
-        return f"did you mean {found}?"
+        return f"did you mean {PREFIX}{found}?"
     return f"knobs are named like {PREFIX}CONTEXT{DELIMITER}LENGTH"
 
 

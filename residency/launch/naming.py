@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
@@ -45,9 +44,14 @@ def dotted(path: Sequence[str | int]) -> str:
         if isinstance(part, int):
             shown += f"[{part}]"
         else:
-            name = part if _BARE.fullmatch(part) else json.dumps(clean(part), ensure_ascii=False)
-            shown += ("." if shown else "") + shorten(name)
+            shown += "." if shown else ""
+            shown += shorten(part) if _BARE.fullmatch(part) else quoted(part)
     return shown
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes, short and safe for a terminal."""
+    return '"' + clean(shorten(text)).replace('"', '\\"') + '"'
 
 
 def closest(name: str, legal: Iterable[str], *, cutoff: float = 0.6) -> str | None:

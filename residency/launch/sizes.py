@@ -41,7 +41,7 @@ def _size(value: Any) -> Any:
     if isinstance(value, str):
         return parse_size(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f'a size is a text like "22GiB" or a whole number of bytes, not {type(value).__name__}')  # noqa: TRY004 - pydantic collects ValueError only
+        raise ValueError(f'a size is a text like "22GiB" or a whole number of bytes, not {type(value).__name__}')
     return value
 
 

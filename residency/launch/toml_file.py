@@ -100,10 +100,16 @@ def _not_utf8(data: bytes, offset: int, name: str) -> Problem:
     return Problem(message=f"byte {offset} (0x{data[offset]:02x}) is not UTF-8", where=where, hint=hint)
 
 
+_PLAINER = {
+    "Cannot overwrite a value": "this key has a value already",
+    "Cannot declare": "this table is declared twice",
+}
 _DIGITS = re.compile(r"[0-9_]{4000,}")
 
 
 def parse(text: str, name: str) -> dict[str, Any]:
+    """Return the document of a text. Raises InputError at the line and column of a syntax error."""
+
     def problem(message: str, line: int | None = None, column: int | None = None) -> InputError:
         where = Where(source="file", file=name, line=line, column=column)
         shown = None
@@ -115,8 +121,9 @@ def parse(text: str, name: str) -> dict[str, Any]:
     try:
         return tomli.loads(text)
     except tomli.TOMLDecodeError as error:
-        message = f"not valid TOML: {error.msg[:1].lower()}{error.msg[1:]}"
-        raise problem(message, error.lineno, error.colno) from None
+        known = next((plain for start, plain in _PLAINER.items() if error.msg.startswith(start)), None)
+        reason = known or error.msg[:1].lower() + error.msg[1:]
+        raise problem(f"not valid TOML: {reason}", error.lineno, error.colno) from None
     except RecursionError:
         raise problem("nested too deeply for a launch file") from None
     except ValueError:  # the interpreter's limit on the digits of a number
