@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from residency.plugins import load_plugins
 from residency.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from datetime import date
 
     from residency.engines.base import Engine, Models
@@ -104,10 +105,10 @@ def read_launch(
     name, _, version = (engine or "").partition("@")
     if isinstance(source, (str, os.PathLike)):
         launch = read_launch_file(os.fspath(source), environ=environ, overrides=overrides)
-    elif hasattr(source, "keys"):
-        launch = read_launch_mapping(source, environ=environ, overrides=overrides)  # type: ignore[arg-type]
+    elif isinstance(source, Mapping):
+        launch = read_launch_mapping(source, environ=environ, overrides=overrides)
     else:
-        argv = _checked_argv(source)  # type: ignore[arg-type]
+        argv = _checked_argv(source)
         found = _engine_named(name, plugins) if name else _engine_of_program(argv[0], plugins)
         launch = found.read(argv, environ, version=version or None)
         launch = merge_overrides(launch, environ, overrides)
@@ -121,7 +122,7 @@ def read_launch(
     return launch, found
 
 
-def _checked_argv(source: Sequence[str]) -> list[str]:
+def _checked_argv(source: Any) -> list[str]:
     if isinstance(source, (bytes, bytearray)) or not all(isinstance(part, str) for part in source):
         raise TypeError("a command line is a list of strings")
     argv = list(source)

@@ -14,6 +14,7 @@ from residency.exits import Exit
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from residency.errors import Problem
     from residency.report.model import Report
     from residency.report.text import Line
 
@@ -61,10 +62,10 @@ def build_parser() -> argparse.ArgumentParser:
     common.add_argument("-v", "--verbose", action="store_true", help="also list what approved, and the machine's facts")
     common.add_argument("launch", nargs="*", metavar="LAUNCH.toml", help="launch file; or, after --, an engine's own command line")
 
-    def add(name: str, text: str, function: Callable[[argparse.Namespace], int], *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    def add(name: str, text: str, function: Callable[[argparse.Namespace], int], *parents: Any) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".", parents=list(parents))
         sub.set_defaults(function=function)
-        return sub  # type: ignore[no-any-return]
+        return sub
 
     add("validate", "judge a launch: allowed, vetoed, or no verdict", _validate, common)
     add("plan", "show which bytes land in which pool, whatever the verdict", _plan, common)
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RecursionError:
         sys.stderr.write("residency: the input is nested too deeply\n")
         return int(Exit.UNREADABLE)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: no verdict, and a place to report it
+    except Exception as error:
         from residency.plugins import describe
         from residency.text import clean
 
@@ -182,7 +183,8 @@ def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> list[Repor
 
     machine = options.machine or os.environ.get("RESIDENCY_MACHINE") or None
     policy = options.policy or os.environ.get("RESIDENCY_POLICY") or None
-    reports, problems = [], []
+    reports: list[Report] = []
+    problems: list[Problem] = []
     for source in _sources(options):
         started = time.perf_counter()
         try:
@@ -228,7 +230,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _census(options: argparse.Namespace) -> int:
     from residency.checkpoint.census import census_main
 
-    code, text = census_main(options.files, options.output, options.format == "json")
+    code, text = census_main(options.files, options.output, as_json=options.format == "json")
     if text:
         _print(text)
     return code

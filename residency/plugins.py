@@ -156,7 +156,7 @@ def register_entry_points(
                     module = entry.load()
                     if manager.register(module, name=name) is None:
                         state, detail = "failed", "the plugin is blocked"
-                except (Exception, SystemExit) as error:
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
                     state, detail = "failed", describe(error)
             plugin = Plugin(name=name, distribution=distribution, version=version, state=state, detail=detail)
             found.append(plugin)
@@ -178,7 +178,7 @@ def _collect(manager: pluggy.PluginManager, hook: str, troubles: list[Trouble], 
             if brought is None or isinstance(brought, (str, bytes)):
                 raise TypeError(f"{hook} returned {type(brought).__name__}, not a list")  # noqa: TRY301
             items.extend((implementation.plugin_name, item) for item in brought)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
             troubles.append(Trouble(culprit=label, message=f"plugin {label} failed in {hook}: {describe(error)}"))
     return items
 
@@ -187,7 +187,6 @@ def collect(
     manager: pluggy.PluginManager, found: Sequence[Plugin] = (), troubles: Sequence[Trouble] = ()
 ) -> PluginSet:
     """Ask every registered plugin for its engines and rules; judge what comes back."""
-    from residency.engines.base import Engine
     from residency.rules.rule import Rule
 
     faults = list(troubles)

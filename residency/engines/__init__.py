@@ -1,1 +1,1 @@
-"""TODO"""
+"""Engines: the door they come in through, and the ones that ship."""

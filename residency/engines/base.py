@@ -140,9 +140,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineView:
-    """An engine at one version, as rules see it. It has no name rules could branch on by accident:
+    """An engine at one version, as rules see it.
 
-    ``label`` is for messages only.
+    It has no name a rule could branch on by accident; ``label`` is for messages only.
     """
 
     label: str  # "vllm.cpp 2026.08"

@@ -22,5 +22,5 @@ def resolve_policy(source: str | os.PathLike[str] | Policy | Mapping[str, Any] |
     from .reader import policy_from_mapping, read_policy
 
     if isinstance(source, (str, bytes)) or hasattr(source, "__fspath__"):
-        return read_policy(os.fspath(source))  # type: ignore[arg-type]
+        return read_policy(os.fspath(source))
     return policy_from_mapping(source)

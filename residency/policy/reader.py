@@ -64,7 +64,7 @@ def policy_from_mapping(
         try:
             if isinstance(value, str) and value.endswith("%"):
                 share = float(value[:-1])
-                if not 0 <= share <= 100:  # noqa: PLR2004 - percent
+                if not 0 <= share <= 100:
                     raise ValueError(f"{value} is not between 0% and 100%")
                 return Margin(percent=share)
             if isinstance(value, str):

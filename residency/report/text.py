@@ -186,8 +186,7 @@ def show_budget(report: Report) -> list[Line]:
             lines.append([(f"{label:<44}"[:44], ""), (f"{numbers}  {a.phase}{kind}", "")])
         total = "".join(f"{size(n):>12}" for n in (found.certain_bytes, found.likely_bytes, found.at_most_bytes))
         lines.append([(f"  {'sum':<42}", "bold"), (total, "bold"), (f"  of {size(usable_bytes(found.pool))} free", "")])
-    for unknown in report.budget.unknowns:
-        lines.append([(f"? {clean(unknown.what)}: {clean(unknown.why)}", "")])
+    lines.extend([(f"? {clean(unknown.what)}: {clean(unknown.why)}", "")] for unknown in report.budget.unknowns)
     return lines
 
 

@@ -35,9 +35,9 @@ class Facts:
 
 @dataclass(kw_only=True)
 class Rule:
-    """A rule and its id ``<plugin>/<slug>``. The module's docstring is its explanation:
+    """A rule and its id ``<plugin>/<slug>``.
 
-    first line what it says, then paragraphs starting with ``What:``, ``Why:`` and ``Fix:``.
+    The docstring of the module it stands in is its explanation: first line what it says, then paragraphs starting with ``What:``, ``Why:`` and ``Fix:``.
 
     Use::
 
@@ -56,7 +56,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not self.doc:
-            frame = sys._getframe(2)  # the module that creates the rule
+            frame = sys._getframe(2)  # noqa: SLF001 - the one way to find the module a rule stands in
             self.doc = inspect.cleandoc(frame.f_globals.get("__doc__") or "")
 
     def check(self, function: Check) -> Check:

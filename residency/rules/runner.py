@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RULE_SECONDS = 5.0
 
 
-class RuleTimeout(BaseException):  # noqa: N818 - must pass through "except Exception" of a plugin
+class RuleTimeout(BaseException):
     """Raised inside a rule that does not come back."""
 
 
@@ -76,9 +76,9 @@ def ask(rule: Rule, facts: Facts, owner: str) -> tuple[Finding, ...]:
     assert rule.function is not None
     try:
         answer = rule.function(facts)
-    except (Exception, SystemExit, RuleTimeout) as error:
+    except (Exception, SystemExit, RuleTimeout) as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
         return (_broken(rule, owner, describe(error)),)
-    answers = answer if isinstance(answer, (list, tuple)) else (answer,)
+    answers: tuple[object, ...] = tuple(answer) if isinstance(answer, (list, tuple)) else (answer,)
     if not answers:
         return (_broken(rule, owner, "an empty list of findings"),)
     found: list[Finding] = []
@@ -87,7 +87,7 @@ def ask(rule: Rule, facts: Facts, owner: str) -> tuple[Finding, ...]:
             found.append(_broken(rule, owner, f"{item!r:.60} is not a finding"))
         elif item.rule != rule.id:
             found.append(_broken(rule, owner, f"it answered for another rule, {item.rule!r:.60}"))
-        elif not isinstance(item.outcome, Outcome):
+        elif type(item.outcome) is not Outcome:
             found.append(_broken(rule, owner, f"unknown outcome {item.outcome!r:.60}"))
         else:
             found.append(item)
@@ -130,8 +130,10 @@ def run_rules(facts: Facts, plugins: PluginSet) -> tuple[Finding, ...]:
         f.outcome in (Outcome.VETO, Outcome.CANNOT_TELL) for f in findings
     ):
         findings.append(Finding(rule="residency/rules", outcome=Outcome.CANNOT_TELL, message="No rule approved the launch; silence is not an approval."))
-    for trouble in plugins.troubles:
-        findings.append(Finding(rule="residency/plugins", outcome=Outcome.CANNOT_TELL, message=f"{trouble.message}.", culprit=trouble.culprit))
+    findings.extend(
+        Finding(rule="residency/plugins", outcome=Outcome.CANNOT_TELL, message=f"{trouble.message}.", culprit=trouble.culprit)
+        for trouble in plugins.troubles
+    )
     return tuple(findings)
 
 

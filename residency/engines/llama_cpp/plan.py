@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from residency.budget import Allocation, Budget, Phase, Purpose, Remark, Unknown
+from residency.budget import Allocation, Budget, Phase, Purpose
 from residency.ways import Way
 
 from .layout import lay_out
@@ -25,19 +25,20 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> B
     host = machine.host_pool
     layout = lay_out(models.main, settings, host_free=host.free_bytes)
     rows: list[Allocation] = []
-    for device, found in zip(devices, layout.devices, strict=False):
-        rows += _device_rows(device, found, layout, machine)
+    by_name = {d.name: d for d in devices}  # a launch that is not split uses fewer than it names
+    for found in layout.devices:
+        rows += _device_rows(by_name[found.device], found, layout)
     rows += _host_rows(layout, host.name)
     return Budget(
         allocations=tuple(rows),
         remarks=layout.remarks,
         unknowns=layout.unknowns,
-        ways=ways(launch, models, layout, machine, devices),
+        ways=ways(models, layout, devices),
         facts={"context": layout.resolved.n_ctx, **{k: v for k, v in layout.facts.items() if isinstance(v, (int, str, bool))}},
     )
 
 
-def _device_rows(device: Device, found: DeviceBytes, layout: Layout, machine: Machine) -> list[Allocation]:
+def _device_rows(device: Device, found: DeviceBytes, layout: Layout) -> list[Allocation]:
     pool = device.pool
     more: dict[str, Any] = {"device": device.name}
     rows = []
@@ -86,7 +87,7 @@ def _host_rows(layout: Layout, pool: str) -> list[Allocation]:
     return rows
 
 
-def ways(launch: Launch, models: Models, layout: Layout, machine: Machine, devices: tuple[Device, ...]) -> tuple[Way, ...]:
+def ways(models: Models, layout: Layout, devices: tuple[Device, ...]) -> tuple[Way, ...]:
     """Return what usually helps in this engine, most useful first; the core tries each before it is offered."""
     assert models.main is not None
     context = layout.resolved.n_ctx
@@ -102,5 +103,3 @@ def ways(launch: Launch, models: Models, layout: Layout, machine: Machine, devic
         found.append(Way(knob="context.sequences", value=1))
     return tuple(found)
 
-
-__all__ = ["Remark", "Unknown", "plan", "ways"]
