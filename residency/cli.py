@@ -274,17 +274,40 @@ def _troubles(found: Any) -> int:
     return int(Exit.NO_VERDICT) if found.troubles else int(Exit.ALLOWED)
 
 
+def _shipped_text(rule: str) -> str | None:
+    """Return the explanation of a shipped rule from its source, without importing a single plugin.
+
+    A shipped rule ``plugin-name/slug`` stands in ``residency_plugins/plugin_name/slug.py``; a test holds that.
+    """
+    import re
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    spec = find_spec("residency_plugins")
+    if not re.fullmatch(r"[a-z-]+/[a-z-]+", rule) or spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0], *rule.replace("-", "_").split("/")).with_suffix(".py")
+    try:
+        source = path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.match(r'"""(.*?)"""', source, re.DOTALL)
+    return found[1].strip() if found and f'id="{rule}"' in source else None
+
+
 def _explain(options: argparse.Namespace) -> int:
     from residency.text import clean
 
-    found = _plugin_set(argparse.Namespace(policy=None))
-    rule = next((r for r in found.rules if r.id == options.rule), None)
-    if rule is None:
-        import difflib
+    text = _shipped_text(options.rule)
+    if text is None:
+        found = _plugin_set(argparse.Namespace(policy=None))
+        text = next((r.doc for r in found.rules if r.id == options.rule), None)
+        if text is None:
+            import difflib
 
-        close = difflib.get_close_matches(options.rule, [r.id for r in found.rules], n=1)
-        raise InputError(f'no rule is called "{clean(options.rule)}"' + (f'; did you mean "{close[0]}"?' if close else "; see residency rules"))
-    _print("\n".join(clean(line) for line in f"{rule.id}\n\n{rule.doc}".split("\n")))
+            close = difflib.get_close_matches(options.rule, [r.id for r in found.rules], n=1)
+            raise InputError(f'no rule is called "{clean(options.rule)}"' + (f'; did you mean "{close[0]}"?' if close else "; see residency rules"))
+    _print("\n".join(clean(line) for line in f"{options.rule}\n\n{text}".split("\n")))
     return int(Exit.ALLOWED)
 
 

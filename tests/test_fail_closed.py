@@ -299,3 +299,11 @@ def test_a_trouble_of_any_plugin_refuses():
     report = verdict_of(plugin_set=broken)
     assert report.exit_code == 3
     assert "plugin x did not load" in culprits(report)
+
+
+def test_explain_reads_a_shipped_rule_from_where_it_stands():
+    from residency.cli import _shipped_text
+    from residency.plugins import load_plugins
+
+    found = load_plugins()
+    assert {r.id: _shipped_text(r.id) for r in found.rules if r.id in found.shipped} == {r.id: r.doc for r in found.rules if r.id in found.shipped}

@@ -31,14 +31,14 @@ def read_meminfo(root: Path) -> dict[str, int]:
     found = {}
     for line in (_text(root / "proc/meminfo") or "").splitlines():
         parts = line.replace(":", " ").split()
-        if len(parts) >= 2 and parts[1].isdigit():  # noqa: PLR2004 - name and number
+        if len(parts) >= 2 and parts[1].isdigit():
             found[parts[0]] = int(parts[1]) * (1024 if parts[-1] == "kB" else 1)
     return found
 
 
 def _stat(path: Path) -> dict[str, int]:
     pairs = (line.split() for line in (_text(path) or "").splitlines())
-    return {p[0]: int(p[1]) for p in pairs if len(p) == 2 and p[1].isdigit()}  # noqa: PLR2004 - name and number
+    return {p[0]: int(p[1]) for p in pairs if len(p) == 2 and p[1].isdigit()}
 
 
 def cgroup_room(root: Path) -> tuple[int | None, int | None]:
@@ -50,7 +50,7 @@ def cgroup_room(root: Path) -> tuple[int | None, int | None]:
     tightest: tuple[int, int] | None = None
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         parts = line.split(":", 2)
-        if len(parts) != 3:  # noqa: PLR2004 - hierarchy:controllers:path
+        if len(parts) != 3:
             continue
         if parts[1] == "":  # v2
             base, limit_name, usage_name = root / "sys/fs/cgroup", "memory.max", "memory.current"

@@ -184,7 +184,7 @@ def _extended(document: Mapping[str, Any], read: _Reader, folder: Path | None, s
     base_name = document.get("extends")
     if base_name is None:
         return document
-    if not isinstance(base_name, str) or base_name in seen or len(seen) > 8:  # noqa: PLR2004 - a chain that long is a mistake
+    if not isinstance(base_name, str) or base_name in seen or len(seen) > 8:
         read.complain(f"extends = {base_name!r:.60} is not another profile's name or path")
         return document
     shipped = named("machines", ".toml")

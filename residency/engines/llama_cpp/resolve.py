@@ -167,4 +167,4 @@ def _overrides(launch: Launch) -> tuple[Override, ...]:
 
 def _minimum_batch(launch: Launch) -> int:
     text = launch.environ.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
-    return int(text) if text.isdigit() and len(text) < 10 else 32  # noqa: PLR2004 - longer is not a batch
+    return int(text) if text.isdigit() and len(text) < 10 else 32

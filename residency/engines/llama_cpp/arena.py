@@ -1,0 +1,141 @@
+"""Best-fit packing of a compute graph's tensors, as the engine's graph allocator does it.
+
+Law restated from llama.cpp 0.5.0 (commit 0c1e570), ``ggml/src/ggml-alloc.c``: tensors are placed in graph order, freed
+after their last use; the smallest free block that fits is taken, the open end last; an element-wise operation takes
+over its operand's place when nothing else needs it. The peak of the open end is the buffer's size.
+"""
+
+from __future__ import annotations
+
+#: Free space behind the last block: no limit.
+_OPEN = 1 << 62
+
+
+class Tape:
+    """A compute graph as one device sees it: only sizes, order and uses.
+
+    Sizes are bytes. ``op``, ``same`` and ``view`` return a handle; handles stay valid until :meth:`peak`.
+    """
+
+    __slots__ = ("_kinds", "_roots", "_sizes", "_sources", "_uses", "_views", "align")
+
+    def __init__(self, align: int = 128) -> None:
+        self.align = align
+        self._kinds: list[int] = []  # 0 plain, 1 may take over an operand, 2 view, 3 end of a hold, 4 never freed
+        self._sizes: list[int] = []
+        self._sources: list[tuple[int, ...]] = []
+        self._roots: list[int] = []
+        self._uses: list[int] = []
+        self._views: list[int] = []
+
+    def _add(self, kind: int, size: int, sources: tuple[int, ...], root: int) -> int:
+        handle = len(self._kinds)
+        self._kinds.append(kind)
+        self._sizes.append(-(-size // self.align) * self.align)
+        self._sources.append(sources)
+        self._roots.append(root if root >= 0 else handle)
+        self._uses.append(0)
+        self._views.append(0)
+        uses = self._uses
+        for s in sources:
+            uses[s] += 1
+        return handle
+
+    def op(self, size: int, *sources: int) -> int:
+        """A tensor of its own."""
+        return self._add(0, size, sources, -1)
+
+    def same(self, size: int, *sources: int) -> int:
+        """A tensor that takes over the place of an operand of the same size, when it is that operand's only use."""
+        return self._add(1, size, sources, -1)
+
+    def view(self, source: int) -> int:
+        """Another look at a tensor. Nothing may take over the place of a tensor through a view."""
+        root = self._roots[source]
+        handle = self._add(2, 0, (source,), root)
+        self._views[root] += 1
+        return handle
+
+    def keep(self, size: int, *sources: int) -> int:
+        """A tensor that is never freed: results, and the copies of pipeline parallelism."""
+        return self._add(4, size, sources, -1)
+
+    def hold(self, *sources: int) -> None:
+        """Keep tensors alive until here: operations that the back end runs as one."""
+        self._add(3, 0, sources, -1)
+
+    def peak(self) -> int:
+        """Pack the graph and return the bytes of the buffer. The tape is used up."""
+        sizes, kinds, roots, uses, views = self._sizes, self._kinds, self._roots, self._uses, self._views
+        places: list[int] = [-1] * len(kinds)
+        owner = [False] * len(kinds)
+        starts, lengths = [0], [_OPEN]
+        high = 0
+
+        def free(place: int, size: int) -> None:
+            if not size:
+                return
+            end = place + size
+            for i, start in enumerate(starts):
+                if start + lengths[i] == place:
+                    lengths[i] += size
+                    if i + 1 < len(starts) and starts[i + 1] == end:
+                        lengths[i] += lengths.pop(i + 1)
+                        del starts[i + 1]
+                    return
+                if start == end:
+                    starts[i] = place
+                    lengths[i] += size
+                    return
+                if start > place:
+                    starts.insert(i, place)
+                    lengths.insert(i, size)
+                    return
+            starts.append(place)
+            lengths.append(size)
+
+        for handle, sources in enumerate(self._sources):
+            kind = kinds[handle]
+            if kind != 2 and kind != 3:  # noqa: PLR2004, PLR1714 - the hot loop
+                size = sizes[handle]
+                taken = -1
+                if kind == 1:
+                    for s in sources:
+                        if owner[s] and uses[s] == 1 and not views[s] and sizes[s] == size and kinds[s] != 4:  # noqa: PLR2004
+                            taken = s
+                            break
+                if taken >= 0:
+                    places[handle] = places[taken]
+                    owner[taken] = False
+                    owner[handle] = True
+                elif size:
+                    best, best_length = -1, _OPEN
+                    for i in range(len(starts) - 1):
+                        length = lengths[i]
+                        if size <= length <= best_length:
+                            best, best_length = i, length
+                    if best < 0:
+                        best = len(starts) - 1
+                    place = starts[best]
+                    if lengths[best] == size:
+                        del starts[best], lengths[best]
+                    else:
+                        starts[best] += size
+                        lengths[best] -= size
+                    places[handle] = place
+                    owner[handle] = True
+                    high = max(high, place + size)
+            for s in sources:
+                uses[s] -= 1
+                if uses[s] or views[s]:
+                    continue
+                if kinds[s] == 2:  # noqa: PLR2004
+                    root = roots[s]
+                    views[root] -= 1
+                    if not views[root] and not uses[root] and owner[root] and kinds[root] != 4:  # noqa: PLR2004
+                        owner[root] = False
+                        free(places[root], sizes[root])
+                elif owner[s] and kinds[s] != 4:  # noqa: PLR2004
+                    owner[s] = False
+                    free(places[s], sizes[s])
+        return high
