@@ -21,7 +21,7 @@ class Tape:
 
     def __init__(self, align: int = 128) -> None:
         self.align = align
-        self._kinds: list[int] = []  # 0 plain, 1 may take over an operand, 2 view, 3 end of a hold, 4 never freed
+        self._kinds: list[int] = []  # 0 plain, 1 may take over an operand, 2 view, 3 end of a hold, 4 never freed, 5 = 1 and 4
         self._sizes: list[int] = []
         self._sources: list[tuple[int, ...]] = []
         self._roots: list[int] = []
@@ -57,8 +57,12 @@ class Tape:
         return handle
 
     def keep(self, size: int, *sources: int) -> int:
-        """A tensor that is never freed: results, and the copies of pipeline parallelism."""
+        """A tensor that is never freed: the copies of pipeline parallelism."""
         return self._add(4, size, sources, -1)
+
+    def result(self, size: int, *sources: int) -> int:
+        """A result: never freed, but it may take over an operand's place as :meth:`same` does."""
+        return self._add(5, size, sources, -1)
 
     def hold(self, *sources: int) -> None:
         """Keep tensors alive until here: operations that the back end runs as one."""
@@ -99,9 +103,9 @@ class Tape:
             if kind != 2 and kind != 3:  # noqa: PLR2004, PLR1714 - the hot loop
                 size = sizes[handle]
                 taken = -1
-                if kind == 1:
+                if kind == 1 or kind == 5:  # noqa: PLR2004, PLR1714
                     for s in sources:
-                        if owner[s] and uses[s] == 1 and not views[s] and sizes[s] == size and kinds[s] != 4:  # noqa: PLR2004
+                        if owner[s] and uses[s] == 1 and not views[s] and sizes[s] == size and kinds[s] < 4:  # noqa: PLR2004
                             taken = s
                             break
                 if taken >= 0:
@@ -132,10 +136,10 @@ class Tape:
                 if kinds[s] == 2:  # noqa: PLR2004
                     root = roots[s]
                     views[root] -= 1
-                    if not views[root] and not uses[root] and owner[root] and kinds[root] != 4:  # noqa: PLR2004
+                    if not views[root] and not uses[root] and owner[root] and kinds[root] < 4:  # noqa: PLR2004
                         owner[root] = False
                         free(places[root], sizes[root])
-                elif owner[s] and kinds[s] != 4:  # noqa: PLR2004
+                elif owner[s] and kinds[s] < 4:  # noqa: PLR2004
                     owner[s] = False
                     free(places[s], sizes[s])
         return high

@@ -17,6 +17,7 @@ from residency.budget import Remark, Unknown
 from residency.checkpoint.model import Role
 from residency.ways import Way
 
+from . import compute
 from . import context as contexts
 from .hparams import NO_FLASH_ATTENTION, NO_TENSOR_SPLIT, ROLLBACK, HyperParameters, derived, hyper_parameters
 from .settings import CACHE_TYPES, EXPERTS, Settings
@@ -520,6 +521,13 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     where = layer_devices(hyper, settings, devices, host_free)
     flash = settings.flash_attn != "off" and hyper.architecture not in NO_FLASH_ATTENTION
     remarks += refusals(hyper, settings)
+    blocks = compute.blocks_of(checkpoint, hyper)
+    here = all(d.kind in CUDA_KINDS for d in devices)
+    kernels = not here or compute.flash_works(hyper, blocks, settings.type_k, settings.type_v)
+    quantised_v = CACHE_TYPES[settings.type_v][0] > 1
+    if flash and settings.flash_attn == "auto" and not quantised_v and settings.split_mode != "tensor" and not kernels:
+        on_device = [b for i, b in enumerate(blocks) if where[i] >= 0]
+        flash = compute.flash_works(hyper, on_device, settings.type_k, settings.type_v)
     resolved = contexts.resolve(hyper, settings, flash=flash)
     sums, host, host_rows, taken = _place(checkpoint, hyper, settings, devices, where, remarks)
 
@@ -538,6 +546,29 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         kv[device] += table[i].kv
         state[device] += table[i].state
 
+    shape = compute.Shape(
+        tokens=contexts.pad(min(resolved.n_ctx, resolved.n_ubatch), resolved.sequences), rows=resolved.n_outputs,
+        sequences=resolved.sequences, streams=resolved.streams, cells=resolved.n_ctx_seq, window_cells=resolved.window_cells,
+        flash=flash, flash_here=kernels, type_k=settings.type_k, type_v=settings.type_v,
+    )  # fmt: skip
+    moved: dict[int, dict[str, int]] = {}
+    if taken:
+        by_name = {d.name.casefold(): i for i, d in enumerate(devices)}
+        rows = _table(checkpoint, hyper).rows
+        for index, name in taken.items():
+            row = rows[index]
+            if row.place >= 0 and row.name.endswith(".weight"):
+                to = by_name.get(name.casefold(), -1)
+                if to != where[min(row.place, len(where) - 1)]:
+                    moved.setdefault(row.place, {})[row.name.split(".", 2)[-1].removesuffix(".weight")] = to
+    pipeline = (
+        len(devices) > 1 and settings.split_mode == "layer" and settings.kv_offload and not settings.overrides
+        and all(w >= 0 for w in where)
+    )  # fmt: skip
+    peaks = compute.buffers(checkpoint, hyper, shape, compute.Placement(
+        devices=len(devices), where=where, offered=settings.op_offload and shape.tokens >= settings.op_offload_min_batch,
+        pipeline=pipeline if settings.pipeline is None else settings.pipeline, cache_on_host=not settings.kv_offload, moved=moved,
+    ))  # fmt: skip
     counts = [0] * (len(devices) + 1)
     for i in range(hyper.layers):
         counts[where[i]] += 1
@@ -545,6 +576,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         DeviceBytes(
             device=d.name, weights=sums[i].weights, experts=sums[i].experts, kv=kv[i], state=state[i], tensors=sums[i].count,
             largest_name=sums[i].name, largest_bytes=sums[i].nbytes, layers=counts[i],
+            compute_certain=peaks[i], compute_likely=peaks[i], compute_at_most=peaks[i],
         )
         for i, d in enumerate(devices)
     )  # fmt: skip

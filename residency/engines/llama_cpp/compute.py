@@ -1,0 +1,718 @@
+"""Compute buffers: what a reserved graph needs at its peak, per device.
+
+The engine builds its graph for one full micro-batch over the whole cache and packs the tensors of each device with the
+allocator of :mod:`.arena`. Here the same is done with sizes alone, for the blocks as their tensor names describe them.
+Laws restated from llama.cpp 0.5.0 (commit 0c1e570): ``src/llama-graph.cpp`` (build_attn, build_ffn, build_moe_ffn),
+``src/models/*.cpp``, ``src/llama-context.cpp`` (sched_reserve), ``ggml/src/ggml-backend.cpp`` (splits, copies, weights
+offered to a device), ``ggml/src/ggml-cuda/ggml-cuda.cu`` (holds of fused operations), ``fattn.cu`` (float16 copies).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from .arena import Tape
+from .context import row_bytes
+from .hparams import HyperParameters, derived
+from .settings import CACHE_TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from residency.checkpoint.model import Checkpoint
+
+    from .context import Resolved
+
+#: Copies of every graph input and of every tensor that crosses into a device under pipeline parallelism.
+PIPELINE_COPIES = 4
+#: A sum over experts is run as one operation up to this many (MOE_WEIGHTED_REDUCTION_MAX_EXPERTS).
+FUSED_EXPERTS = 15
+#: Head sizes of the flash attention kernels with equal keys and values (``fattn.cu``).
+FLASH_HEADS = frozenset({40, 64, 72, 80, 96, 112, 128, 256})
+#: (keys, values) -> smallest group of query heads per cache head that the kernel takes; the group must be a multiple.
+FLASH_UNEQUAL: Mapping[tuple[int, int], tuple[int, int]] = {
+    (192, 128): (8, 8), (320, 256): (32, 32), (512, 512): (2, 1), (576, 512): (2, 1),
+}  # fmt: skip
+#: Cache types the CUDA kernels read (iq4_nl is not among them).
+FLASH_TYPES = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
+
+
+class Weight(NamedTuple):
+    """A block's weight: row length, rows, further planes, and its bytes as a copy on the device."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def out(self) -> int:
+        """Elements one token gives after this matrix."""
+        return self.shape[1] if len(self.shape) > 1 else self.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One block as its tensors describe it. Blocks of equal tensors share one object."""
+
+    weights: Mapping[str, Weight]  # "attn_q" -> weight
+    biases: frozenset[str]
+    heads: int
+    heads_kv: int
+    head_k: int
+    head_v: int
+    windowed: bool
+    attends: bool
+    recurrent: bool
+    experts_used: int
+
+
+def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters) -> tuple[Block, ...]:
+    """Return every trunk block, equal ones shared."""
+    store = derived(checkpoint)
+    found = store.get("blocks")
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    parts: list[list[tuple[str, tuple[int, ...], int]]] = [[] for _ in range(hyper.layers_all)]
+    for t in checkpoint.tensors:
+        if t.layer is not None and t.layer < hyper.layers_all:
+            extra = 0
+            if t.type_name[:1] not in ("F", "I", "B") or t.type_name.startswith("IQ"):
+                missing = -t.shape[0] % 512
+                extra = t.nbytes * missing // max(t.elements, 1)
+            parts[t.layer].append((t.name.split(".", 2)[-1], t.shape, t.nbytes + extra))
+    used = checkpoint.hparam("expert_used_count")
+    shared: dict[object, Block] = {}
+    blocks = []
+    for i in range(hyper.layers):
+        some = used[i] if isinstance(used, tuple) and i < len(used) else used
+        count = int(some) if isinstance(some, (int, float)) else 0
+        key = (
+            tuple(parts[i]), hyper.heads[i], hyper.heads_kv[i], hyper.windowed[i], hyper.attends[i], hyper.recurrent[i], count,
+        )  # fmt: skip
+        block = shared.get(key)
+        if block is None:
+            weights = {n.removesuffix(".weight"): Weight(s, b) for n, s, b in parts[i] if n.endswith(".weight") or "." not in n}
+            biases = frozenset(n.removesuffix(".bias") for n, _, _ in parts[i] if n.endswith(".bias"))
+            w = hyper.windowed[i]
+            block = shared[key] = Block(
+                weights=weights, biases=biases, heads=hyper.heads[i], heads_kv=hyper.heads_kv[i],
+                head_k=hyper.head_k_window if w else hyper.head_k, head_v=hyper.head_v_window if w else hyper.head_v,
+                windowed=w, attends=hyper.attends[i], recurrent=hyper.recurrent[i], experts_used=count,
+            )  # fmt: skip
+        blocks.append(block)
+    result = tuple(blocks)
+    store["blocks"] = result
+    return result
+
+
+def flash_works(hyper: HyperParameters, blocks: Sequence[Block], type_k: str, type_v: str) -> bool:
+    """Whether the CUDA back end has a flash attention kernel for every attention layer (``fattn.cu``)."""
+    if type_k not in FLASH_TYPES or type_v not in FLASH_TYPES:
+        return False
+    for block in dict.fromkeys(blocks):
+        if not block.attends or not block.heads_kv:
+            continue
+        group = block.heads // block.heads_kv if block.heads_kv else 1
+        if block.head_k in FLASH_HEADS and block.head_k == block.head_v:
+            continue
+        least, step = FLASH_UNEQUAL.get((block.head_k, block.head_v), (0, 1))
+        if not least or group < least or group % step:
+            return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a reserved graph."""
+
+    tokens: int
+    rows: int  # rows of logits
+    sequences: int
+    streams: int
+    cells: int  # of one stream
+    window_cells: int
+    flash: bool  # flash attention is used
+    flash_here: bool  # ... and the device has the kernel
+    type_k: str
+    type_v: str
+
+
+class Graph:
+    """Builds one device's tape."""
+
+    def __init__(self, hyper: HyperParameters, shape: Shape, *, layer_norm: bool) -> None:
+        self.tape = Tape()
+        self.hyper = hyper
+        self.shape = shape
+        self.layer_norm = layer_norm
+        self.masks: dict[bool, int] = {}
+        self.foreign: frozenset[str] | None = frozenset()  # weights of the current block in host memory; None = all
+        self.cache_foreign = False
+        self.fixed = 0  # handle of the small inputs
+        self.t4 = shape.tokens * 4
+
+    # -- pieces ---------------------------------------------------------------------------------------------------
+
+    def copy(self, block: Block, name: str) -> tuple[int, ...]:
+        """The copy of a host weight that the device makes for one operation, or nothing."""
+        if self.foreign is None or name in self.foreign:
+            weight = block.weights.get(name)
+            if weight is not None:
+                return (self.tape.op(weight.nbytes),)
+        return ()
+
+    def product(self, block: Block, name: str, source: int, *, tokens4: int | None = None) -> int:
+        """A matrix product with its bias."""
+        size = block.weights[name].out * (tokens4 if tokens4 is not None else self.t4)
+        result = self.tape.op(size, *self.copy(block, name), source)
+        if name in block.biases:
+            result = self.tape.same(size, result)
+        return result
+
+    def norm(self, block: Block, name: str, source: int, size: int) -> int:
+        """A norm over ``source``: one tensor, its weight and bias applied in place."""
+        tape = self.tape
+        biased = name in block.biases
+        first = tape.op(size, source) if biased or self.layer_norm else tape.same(size, source)
+        if name in block.weights:
+            first = tape.same(size, first, *self.copy(block, name))
+        if biased:
+            first = tape.same(size, first)
+        return first
+
+    def mask(self, windowed: bool) -> int:
+        """The attention mask on the device, copied at first use."""
+        found = self.masks.get(windowed)
+        if found is None:
+            found = self.masks[windowed] = self.tape.op(self.mask_bytes(windowed))
+        return found
+
+    def mask_bytes(self, windowed: bool) -> int:
+        """Bytes of one mask: float16 with flash attention, float32 without."""
+        s = self.shape
+        cells = s.window_cells if windowed else s.cells
+        if self.hyper.memory == "none":
+            cells = s.tokens
+        return cells * s.tokens * (2 if s.flash else 4)
+
+    # -- attention ------------------------------------------------------------------------------------------------
+
+    def attend(self, block: Block, q: int, k: int, v: int, *, key_row: int, value_row: int, out: int, latent: bool = False, sinks: bool = False) -> int:
+        """Attention over the cache; ``out`` is elements per token of the result."""
+        tape, s = self.tape, self.shape
+        cells = (s.window_cells if block.windowed else s.cells) * s.streams
+        if self.hyper.memory == "none":
+            cells = s.tokens
+        mask = self.mask(block.windowed)
+        cache: list[int] = []
+        if self.hyper.memory != "none":
+            tape.hold(k, v) if k != v else tape.hold(k)  # the rows go into the cache here
+            if self.cache_foreign and (s.flash_here or not s.flash):
+                cache.append(tape.op(row_bytes(s.type_k, key_row) * cells))
+                cache.append(tape.op(row_bytes(s.type_k if latent else s.type_v, key_row if latent else value_row) * cells))
+        else:
+            cache = [k, v]
+        if s.flash:
+            size = out * self.t4
+            if not s.flash_here:  # runs on the host: only the result comes back
+                return tape.op(size, q)
+            if self.hyper.memory == "none":
+                cache = [tape.op(key_row * cells * 2, k), tape.op(value_row * cells * 2, v)]
+            else:
+                if s.type_k == "f32":
+                    cache = [tape.op(key_row * cells * 2, *cache[:1]), tape.op(value_row * cells * 2, *cache[1:])]
+                else:
+                    if s.type_k != "f16":
+                        size = -(-size // 128) * 128 + key_row * cells * 2
+                    if s.type_v != "f16" and not latent:
+                        size = -(-size // 128) * 128 + value_row * cells * 2
+            return tape.op(size, tape.view(q), *cache, mask)
+        scores = block.heads * cells // s.streams * self.t4
+        kq = tape.op(scores, tape.view(q), *cache[:1])
+        kq = tape.same(scores, kq, mask)
+        if latent:
+            flat = tape.op(value_row * cells * CACHE_TYPES[s.type_k][1], *cache[1:])
+            kqv = tape.op(out * self.t4, flat, kq)
+        else:
+            kqv = tape.op(out * self.t4, kq, *cache[1:])
+        if latent:
+            return kqv
+        return tape.op(out * self.t4, tape.view(kqv))
+
+    def attention(self, block: Block, n: int) -> int:
+        """Plain multi-head attention from the normed input to the output projection."""
+        tape, t4, w = self.tape, self.t4, block.weights
+        q_out, k_out, v_out = block.heads * block.head_k, block.heads_kv * block.head_k, block.heads_kv * block.head_v
+        rope = self.hyper.architecture not in NO_ROPE
+        gate = -1
+        if "attn_qkv" in w:
+            qkv = self.product(block, "attn_qkv", n)
+            q, k, v = tape.view(qkv), tape.view(qkv), tape.view(qkv)
+        else:
+            q = self.product(block, "attn_q", n)
+            if w["attn_q"].out >= 2 * q_out and "attn_gate" not in w:
+                gate = q
+            q = tape.view(q)
+            k = v = -1
+        q = self.turned(block, "attn_q_norm", q, q_out * t4, rope=rope)
+        rotated = self.rotates(block)
+        if rotated & 1:
+            q = tape.op(q_out * t4, tape.view(q))
+        if v < 0:
+            v = self.product(block, "attn_v", n) if "attn_v" in w else -1
+        if rotated & 2 and v >= 0:
+            v = tape.op(v_out * t4, tape.view(v))
+        if k < 0:
+            k = tape.view(self.product(block, "attn_k", n)) if "attn_k" in w else -1
+        if k >= 0:
+            k = self.turned(block, "attn_k_norm", k, k_out * t4, rope=rope)
+            if rotated & 1:
+                k = tape.op(k_out * t4, tape.view(k))
+            if v < 0:
+                v = k
+        out = block.heads * block.head_v
+        if k < 0:  # shares another layer's cache
+            k = v = q
+        cur = self.attend(block, q, k, v, key_row=k_out, value_row=v_out, out=out)
+        if rotated & 2:
+            cur = tape.op(out * t4, tape.view(cur))
+        cur = tape.view(cur)
+        if gate >= 0:
+            g = tape.op(out * t4, tape.view(gate))
+            g = tape.same(out * t4, g)
+            cur = tape.same(out * t4, cur, g)
+        elif "attn_gate" in w:
+            g = self.product(block, "attn_gate", n)
+            g = tape.same(w["attn_gate"].out * t4, g)
+            cur = tape.same(out * t4, cur, g)
+        return cur
+
+    def rotates(self, block: Block) -> int:
+        """Bits: keys (1) and values (2) of a quantised cache are rotated first (``src/llama-kv-cache.cpp``)."""
+        s = self.shape
+        if self.hyper.memory == "none":
+            return 0
+        bits = 1 if CACHE_TYPES[s.type_k][0] > 1 and block.head_k % 64 == 0 else 0
+        if not self.hyper.mla and CACHE_TYPES[s.type_v][0] > 1 and block.head_v % 64 == 0:
+            bits |= 2
+        return bits
+
+    def turned(self, block: Block, norm: str, source: int, size: int, *, rope: bool) -> int:
+        """Head norm and rotation of queries or keys."""
+        cur = source
+        if norm in block.weights:
+            cur = self.norm(block, norm, cur, size)
+        if rope:
+            cur = self.tape.same(size, cur)
+        return cur
+
+    def latent(self, block: Block, n: int) -> int:
+        """Multi-head latent attention, absorbed or decompressed."""
+        tape, t4, w, hyper = self.tape, self.t4, block.weights, self.hyper
+        heads = block.heads
+        if "attn_q_a" in w:
+            q = self.product(block, "attn_q_a", n)
+            q = self.norm(block, "attn_q_a_norm", q, w["attn_q_a"].out * t4)
+            q = self.product(block, "attn_q_b", q)
+            q_width = w["attn_q_b"].out
+        else:
+            q = self.product(block, "attn_q", n)
+            q_width = w["attn_q"].out
+        mqa = w["attn_kv_a_mqa"]
+        rank = w["attn_kv_a_norm"].shape[0]
+        turned = mqa.out - rank
+        nope = q_width // heads - turned
+        if "attn_k_b" in w and hyper.mla:
+            absorbed = tape.op(rank * heads * t4, *self.copy(block, "attn_k_b"), tape.view(q))
+            if turned:
+                q_pe = tape.op(turned * heads * t4, tape.view(q))
+                q = tape.op((rank + turned) * heads * t4, tape.view(absorbed), q_pe)
+            else:
+                q = absorbed
+            kv = self.product(block, "attn_kv_a_mqa", n)
+            low = self.norm(block, "attn_kv_a_norm", tape.view(kv), rank * t4)
+            key = low
+            if turned:
+                k_pe = tape.op(turned * t4, tape.view(kv))
+                key = tape.op(mqa.out * t4, tape.view(low), k_pe)
+            if self.rotates(block) & 1:
+                q = tape.op((rank + turned) * heads * t4, tape.view(q))
+                key = tape.op(mqa.out * t4, tape.view(key))
+            cur = self.attend(block, q, key, key, key_row=mqa.out, value_row=rank, out=rank * heads, latent=True)
+            out = w["attn_v_b"].shape[1] * heads
+            cur = tape.op(out * t4, *self.copy(block, "attn_v_b"), tape.view(cur))
+            return tape.view(tape.op(out * t4, tape.view(cur)))
+        kv = self.product(block, "attn_kv_a_mqa", n)
+        q_pe = tape.op(turned * heads * t4, tape.view(q))
+        low = self.norm(block, "attn_kv_a_norm", tape.view(kv), rank * t4)
+        k_pe = tape.op(turned * t4, tape.view(kv))
+        both = tape.op(w["attn_kv_b"].out * t4, *self.copy(block, "attn_kv_b"), low)
+        value = w["attn_kv_b"].out - nope * heads
+        v = tape.op(value * t4, tape.view(both))
+        q = tape.op(q_width * t4, tape.view(q), q_pe)
+        wide = tape.op(turned * heads * t4, k_pe)
+        k = tape.op(q_width * t4, tape.view(both), wide)
+        return tape.view(self.attend(block, q, k, v, key_row=block.head_k * block.heads_kv, value_row=block.head_v * block.heads_kv, out=value))
+
+    # -- feed-forward ---------------------------------------------------------------------------------------------
+
+    def dense(self, block: Block, n: int, up: str = "ffn_up", gate: str = "ffn_gate", down: str = "ffn_down") -> int:
+        """A dense feed-forward."""
+        tape, t4, w = self.tape, self.t4, block.weights
+        inner = w[down].shape[0]
+        if gate in w:
+            a = self.product(block, gate, n)
+            b = self.product(block, up, n)
+            cur = tape.op(inner * t4, a, b)
+        else:
+            cur = self.product(block, up, n)
+            if w[up].out == 2 * inner:
+                cur = tape.op(inner * t4, cur)
+            else:
+                cur = tape.same(inner * t4, cur)
+        return self.product(block, down, cur)
+
+    def route(self, block: Block, n: int) -> tuple[int, int]:
+        """The router: chosen experts and their weights. The back end runs it as one, so all of it lives until its end."""
+        tape, t4 = self.tape, self.t4
+        count = block.weights["ffn_gate_inp"].out
+        logits = self.product(block, "ffn_gate_inp", n)
+        probs = tape.op(count * t4, logits)
+        extra: tuple[int, ...] = ()
+        if "exp_probs_b" in block.biases or "exp_probs_b" in block.weights:
+            extra = (tape.op(count * t4, probs),)
+        order = tape.op(count * t4, *(extra or (probs,)))
+        weights = tape.op(block.experts_used * t4, tape.view(probs), tape.view(order))
+        scaled = tape.op(block.experts_used * t4, weights)
+        tape.hold(logits, probs, *extra, order, weights)
+        return order, scaled
+
+    def experts(self, block: Block, n: int, order: int, weights: int, *, suffix: str = "_exps") -> int:
+        """The chosen experts and their weighted sum."""
+        tape, t4, w = self.tape, self.t4, block.weights
+        used = max(block.experts_used, 1)
+        down = w["ffn_down" + suffix]
+        inner = down.shape[0] * used * t4
+        chosen = tape.view(order)
+        x = tape.view(n)
+        if "ffn_gate_up" + suffix in w:
+            both = tape.op(2 * inner, *self.copy(block, "ffn_gate_up" + suffix), x, chosen)
+            cur = tape.op(inner, tape.view(both), tape.view(both))
+        elif "ffn_gate" + suffix in w:
+            a = tape.op(inner, *self.copy(block, "ffn_gate" + suffix), x, chosen)
+            b = tape.op(inner, *self.copy(block, "ffn_up" + suffix), x, chosen)
+            cur = tape.op(inner, a, b)
+        else:
+            cur = tape.op(inner, *self.copy(block, "ffn_up" + suffix), x, chosen)
+            cur = tape.same(inner, cur)
+        size = down.shape[1] * used * t4
+        cur = tape.op(size, *self.copy(block, "ffn_down" + suffix), cur, chosen)
+        fused = 2 <= used <= FUSED_EXPERTS  # noqa: PLR2004
+        whole = tape.op(size, cur, weights) if fused else tape.same(size, cur, weights)
+        one = down.shape[1] * t4
+        views = [tape.view(whole) for _ in range(used)]
+        total = tape.op(one, *views[:2])
+        for v in views[2:]:
+            total = tape.same(one, total, v)
+        if fused:
+            tape.hold(cur, weights)
+        return total
+
+    def feed(self, block: Block, n: int) -> int:
+        """Whatever feed-forward the block has."""
+        tape, t4, w = self.tape, self.t4, block.weights
+        if "ffn_gate_inp" not in w or not block.experts_used:
+            return self.dense(block, n) if "ffn_down" in w else n
+        order, weights = self.route(block, n)
+        cur = self.experts(block, n, order, weights)
+        size = self.hyper.embedding * t4
+        if "ffn_down_shexp" in w:
+            shared = self.dense(block, n, "ffn_up_shexp", "ffn_gate_shexp", "ffn_down_shexp")
+            if "ffn_gate_inp_shexp" in w:
+                g = self.product(block, "ffn_gate_inp_shexp", n)
+                shared = tape.same(size, shared, g)
+            cur = tape.same(size, cur, shared)
+        elif "ffn_down" in w:
+            cur = tape.same(size, cur, self.dense(block, n))
+        return cur
+
+    # -- recurrent ------------------------------------------------------------------------------------------------
+
+    def delta_net(self, block: Block, n: int) -> int:
+        """A gated delta net (qwen3next, qwen35)."""
+        tape, t4, w, hyper, s = self.tape, self.t4, block.weights, self.hyper, self.shape
+        kernel = w["ssm_conv1d"].shape[0]
+        mixed = w["ssm_conv1d"].shape[1]
+        inner = w["ssm_out"].shape[0]
+        key = (mixed - inner) // 2
+        state = hyper.state_s
+        old = tape.op(hyper.state_r * s.sequences * 4)
+        qkv = self.product(block, "attn_qkv", n)
+        joined = tape.op(mixed * (s.tokens + (kernel - 1) * s.sequences) * 4, old, tape.view(qkv))
+        last = tape.op(state * s.sequences * 4)
+        conv = tape.op(mixed * t4, joined)
+        conv = tape.same(mixed * t4, conv)
+        q = tape.same(key * t4, tape.op(key * t4, tape.view(conv)))
+        k = tape.same(key * t4, tape.op(key * t4, tape.view(conv)))
+        net = tape.op(inner * t4 + state * s.sequences * 4, q, k, tape.view(conv), tape.view(last))
+        out = tape.op(inner * t4, tape.view(net))
+        z = self.product(block, "attn_gate", n) if "attn_gate" in w else tape.op(inner * t4, n)
+        gate = tape.op(inner * t4, tape.view(z))
+        out = tape.same(inner * t4, out, gate)
+        return tape.view(out)
+
+    def scan(self, block: Block, n: int) -> int:
+        """A state-space block (Mamba-1 and Mamba-2)."""
+        tape, t4, w, hyper, s = self.tape, self.t4, block.weights, self.hyper, self.shape
+        kernel, mixed = w["ssm_conv1d"].shape[0], w["ssm_conv1d"].shape[1]
+        inner = w["ssm_out"].shape[0]
+        old = tape.op(hyper.state_r * s.sequences * 4)
+        both = self.product(block, "ssm_in", n)
+        joined = tape.op(mixed * (s.tokens + (kernel - 1) * s.sequences) * 4, old, tape.view(both))
+        conv = tape.same(mixed * t4, tape.op(mixed * t4, joined))
+        if "ssm_x" in w:
+            x = self.product(block, "ssm_x", tape.view(conv))
+            dt = tape.op(inner * t4, tape.view(x))
+            y = tape.op(inner * t4 + hyper.state_s * s.sequences * 4, tape.view(conv), dt, tape.view(x))
+        else:
+            y = tape.op(inner * t4 + hyper.state_s * s.sequences * 4, tape.view(conv))
+        skip = tape.op(inner * t4, tape.view(conv))
+        cur = tape.same(inner * t4, tape.view(y), skip)
+        z = tape.op(inner * t4, tape.view(both))
+        cur = tape.same(inner * t4, z, cur)
+        if "ssm_norm" in w:
+            cur = self.norm(block, "ssm_norm", tape.view(cur), inner * t4)
+        return cur
+
+    def short_conv(self, block: Block, n: int) -> int:
+        """A gated short convolution (lfm2)."""
+        tape, t4, s = self.tape, self.t4, self.shape
+        width = self.hyper.embedding
+        both = self.product(block, "shortconv.in_proj", n)
+        b = tape.op(width * t4, tape.view(both), tape.view(both))
+        joined = tape.op(width * t4 + self.hyper.state_r * s.sequences * 4, tape.view(b))
+        conv = tape.op(width * t4, joined)
+        cur = tape.op(width * t4, tape.view(both), conv)
+        return cur
+
+    # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def block(self, block: Block, x: int, *, normed: int = -1, rows: int = -1) -> int:
+        """One block; returns its output. ``normed`` is the norm a device before this one already computed."""
+        tape, w = self.tape, block.weights
+        size = self.hyper.embedding * self.t4
+        n = x
+        if "attn_norm" in w or self.hyper.architecture in NORM_WITHOUT_WEIGHT:
+            if normed >= 0 and "attn_norm" in w:
+                n = tape.same(size, normed, *self.copy(block, "attn_norm"))
+            else:
+                n = self.norm(block, "attn_norm", x, size)
+        mixed = True
+        if block.recurrent and block.attends and "ssm_in" in w:  # both side by side
+            a = self.product(block, "ssm_out", self.scan(block, n))
+            b = self.product(block, "attn_output", self.attention(block, n))
+            o = tape.same(size, a, b)
+        elif block.recurrent:
+            o = self.recurrent(block, n)
+        elif "attn_kv_a_mqa" in w:
+            o = self.product(block, "attn_output", self.latent(block, n))
+        elif "attn_q" in w or "attn_qkv" in w:
+            o = self.product(block, "attn_output", self.attention(block, n)) if "attn_output" in w else self.attention(block, n)
+        else:
+            o, mixed = n, False
+        feeds = "ffn_down" in w or "ffn_gate_inp" in w
+        inner_norm = "ffn_norm" if "ffn_norm" in w else "post_attention_norm" if "post_attention_norm" in w else None
+        if "post_attention_norm" in w and ("ffn_norm" in w or "post_ffw_norm" in w) and mixed:
+            o = self.norm(block, "post_attention_norm", o, size)
+            inner_norm = "ffn_norm" if "ffn_norm" in w else None
+        if not feeds:
+            return tape.same(size, o, x)
+        if not mixed:
+            h = self.feed(block, n)
+            return tape.same(size, h, x)
+        if rows > 0:
+            small = self.hyper.embedding * rows * 4
+            o, x = tape.op(small, o), tape.op(small, x)
+            before = self.t4
+            self.t4 = rows * 4
+            size = small
+        parallel = inner_norm is None and "post_ffw_norm" not in w
+        if parallel:
+            h = self.feed(block, n)
+            h = tape.same(size, h, o)
+            h = tape.same(size, h, x)
+        else:
+            mid = tape.same(size, o, x)
+            m = self.norm(block, inner_norm, mid, size) if inner_norm else mid
+            h = self.feed(block, m)
+            if "post_ffw_norm" in w:
+                h = self.norm(block, "post_ffw_norm", h, size)
+            h = tape.same(size, h, mid)
+        if rows > 0:
+            self.t4 = before
+        return h
+
+    def recurrent(self, block: Block, n: int) -> int:
+        """A recurrent mixer up to its output projection."""
+        w = block.weights
+        if "shortconv.conv" in w:
+            return self.product(block, "shortconv.out_proj", self.short_conv(block, n))
+        if "ssm_in" in w:
+            return self.product(block, "ssm_out", self.scan(block, n))
+        if "ssm_out" in w and "attn_qkv" in w and "ssm_conv1d" in w:
+            return self.product(block, "ssm_out", self.delta_net(block, n))
+        tape, t4 = self.tape, self.t4
+        wide = sum(x.out for k, x in w.items() if len(x.shape) > 1 and not k.startswith("ffn")) or self.hyper.embedding
+        inner = tape.op(wide * t4 + self.hyper.state_s * self.shape.sequences * 4, n)
+        return tape.op(self.hyper.embedding * t4, inner)
+
+    def logits(self, x: int, vocabulary: int, rows: int, copy: int = 0) -> None:
+        """Final norm and logits, both results."""
+        tape = self.tape
+        size = self.hyper.embedding * rows * 4
+        n = tape.same(size, x) if not self.layer_norm else tape.op(size, x)
+        n = tape.result(size, n)
+        weight = (tape.op(copy),) if copy else ()
+        tape.keep(vocabulary * rows * 4, n, *weight)
+
+
+#: Positions are added or biased, not rotated.
+NO_ROPE = frozenset("bloom mpt refact jais gpt2 starcoder baichuan-13b jamba nemotron_h nemotron_h_moe granitehybrid plamo2".split())
+#: The block norm has no weight (olmo).
+NORM_WITHOUT_WEIGHT = frozenset({"olmo"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Band:
+    """Bytes of one compute buffer: what it cannot be below, what it most likely is, what it stays under."""
+
+    certain: int
+    likely: int
+    at_most: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where the parts of a launch run, as far as compute buffers care."""
+
+    devices: int
+    where: tuple[int, ...]  # device of every block and of the output; -1 = CPU
+    offered: bool  # weights in host memory are copied to device 0 for large batches
+    pipeline: bool
+    cache_on_host: bool
+    moved: Mapping[int, Mapping[str, int]]  # block -> weight name -> device (-1 = host) for overridden weights
+
+
+def representative(kinds: Sequence[object]) -> list[int]:
+    """Return which of a device's blocks to lay out: every change of kind counts, long repeats do not."""
+    count = len(kinds)
+    if count <= 6:  # noqa: PLR2004
+        return list(range(count))
+    keep = {0, 1, 2, count - 1}
+    seen: dict[object, int] = {}
+    for i in range(count):
+        pair = (kinds[i - 1] if i else None, kinds[i])
+        if seen.get(pair, 0) < 2:  # noqa: PLR2004
+            seen[pair] = seen.get(pair, 0) + 1
+            keep.add(i)
+    return sorted(keep)
+
+
+def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placement: Placement) -> list[int]:
+    """Return the peak bytes of every device's compute buffer."""
+    blocks = blocks_of(checkpoint, hyper)
+    layer_norm = _is_layer_norm(checkpoint)
+    found = []
+    output = checkpoint.by_name.get("output.weight") or checkpoint.by_name.get("token_embd.weight")
+    for device in range(placement.devices):
+        found.append(_device(hyper, shape, placement, blocks, device, layer_norm, output.nbytes if output is not None else 0))
+    return found
+
+
+def _is_layer_norm(checkpoint: Checkpoint) -> bool:
+    rms = checkpoint.hparam("attention.layer_norm_rms_epsilon")
+    plain = checkpoint.hparam("attention.layer_norm_epsilon")
+    return isinstance(plain, float) and plain > 0 and not (isinstance(rms, float) and rms > 0)
+
+
+def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int) -> int:
+    where = placement.where
+    own = [i for i in range(len(blocks)) if where[i] == device]
+    host = [i for i in range(len(blocks)) if where[i] < 0] if device == 0 and placement.offered else []
+    foreign_experts = [
+        i for i, m in placement.moved.items()
+        if i < len(blocks) and where[i] != device and any(
+            d == device or (d < 0 and device == 0 and placement.offered) for n, d in m.items() if "exps" in n)
+    ]  # fmt: skip
+    has_output = where[-1] == device or (where[-1] < 0 and device == 0 and placement.offered)
+    if not own and not host and not has_output and not foreign_experts:
+        return 0
+    graph = Graph(hyper, shape, layer_norm=layer_norm)
+    tape = graph.tape
+    size = hyper.embedding * graph.t4
+    small = shape.tokens * (4 + 8 + 8) + shape.rows * 4
+    if not shape.flash and hyper.memory not in ("none", "recurrent") and not hyper.mla:
+        small += shape.tokens * 8 * (hyper.value_row_max - 1)
+    windows = {b.windowed for b in blocks if b.attends or hyper.memory == "none"}
+    run = [*host, *own]
+    first = run[0] if run else len(blocks)
+    normed = -1
+    has_x = bool(run) or has_output
+    if placement.pipeline:
+        for _ in range(PIPELINE_COPIES - 1):
+            if has_x:
+                tape.keep(size)
+            tape.keep(small)
+            if first and run:
+                tape.keep(size)
+            for w in windows if run else ():
+                tape.keep(graph.mask_bytes(w))
+        x = tape.keep(size) if has_x else -1
+        tape.keep(small)
+        if first and run:
+            normed = tape.keep(size)
+        for w in windows if run else ():
+            graph.masks[w] = tape.keep(graph.mask_bytes(w))
+    else:
+        x = tape.op(size) if has_x else -1
+        fixed = tape.op(small)
+        if first and run and not host:
+            normed = tape.op(size)
+        if run and not host:
+            for w in windows:
+                graph.mask(w)
+    kinds = [(id(blocks[i]), i in host, bool(placement.moved.get(i))) for i in run]
+    chosen = representative(kinds)
+    last = len(blocks) - 1
+    for position in chosen:
+        i = run[position]
+        block = blocks[i]
+        moved = placement.moved.get(i)
+        graph.cache_foreign = placement.cache_on_host or i in host
+        if i in host:
+            graph.foreign = None
+        elif moved:
+            graph.foreign = frozenset(n for n, d in moved.items() if d < 0) if device == 0 or not placement.offered else frozenset()
+        else:
+            graph.foreign = frozenset()
+        x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last and shape.rows != shape.tokens else -1)
+        normed = -1
+    for i in foreign_experts[:2]:
+        graph.foreign = frozenset(n for n, d in placement.moved[i].items() if d < 0)
+        block = blocks[i]
+        if "ffn_down_exps" not in block.weights:
+            continue
+        n = tape.op(size)
+        order = tape.op(block.weights["ffn_gate_inp"].out * graph.t4)
+        weights = tape.op(block.experts_used * graph.t4)
+        tape.hold(graph.experts(block, n, order, weights))
+    if not placement.pipeline:
+        tape.hold(fixed)
+    if has_output:
+        if not run and x < 0:
+            x = tape.op(size)
+        graph.logits(x, hyper.vocabulary, shape.rows, output_bytes if where[-1] < 0 else 0)
+    elif own and own[-1] != last:
+        tape.hold(tape.op(size, x))
+    return tape.peak()
