@@ -49,9 +49,9 @@ def links() -> list[str]:
     """Return every relative link of a page that leads nowhere."""
     broken = []
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")):
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.relative_to(ROOT)}: link to {target} leads nowhere")
+        targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        lost = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+        broken += [f"{page.relative_to(ROOT)}: link to {target} leads nowhere" for target in lost]
     return broken
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from residency.plugins import PluginSet
     from residency.policy.model import Policy
     from residency.report.model import Report
+    from residency.sources import Collection, Command
 
     Source = str | os.PathLike[str] | Mapping[str, Any] | Sequence[str]
     MachineSource = str | os.PathLike[str] | Machine | Mapping[str, Any] | None
@@ -67,6 +68,93 @@ def guard(source: Source, **more: Any) -> Report:
     if not report.allowed:
         raise LaunchVetoed(report)
     return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything one source holds: its launches, and how many of them run at once."""
+
+    cases: tuple[Case, ...]
+    at_once: int | None = 1  # 1: each by itself; None: all together
+
+
+def prepare_all(source: Source, **more: Any) -> Prepared:
+    """Read a source that may hold several launches (a preset file, say). See :func:`validate` for the arguments."""
+    from residency.sources import reader_for
+
+    if isinstance(source, (str, os.PathLike)):
+        reader = reader_for(os.fspath(source))
+        if reader is not None:
+            return _collection(reader(os.fspath(source)), **more)
+    return Prepared(cases=(prepare(source, **more),))
+
+
+def _collection(
+    found: Collection,
+    *,
+    engine: str | None = None,
+    machine: MachineSource = None,
+    policy: PolicySource = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Sequence[str] = (),
+) -> Prepared:
+    from residency.policy import resolve_policy
+    from residency.sources import placed, placed_error
+
+    environ = os.environ if environ is None else environ
+    resolved_policy = resolve_policy(policy)
+    plugins = load_plugins(resolved_policy.plugins)
+    cases: list[Case] = []
+    problems: list[Problem] = []
+    resolved_machine = resolve_machine(machine) if machine is not None else None
+    for command in found.commands:
+        try:
+            effective = {**(environ if command.inherits else {}), **command.environ}
+            argv = list(command.argv)
+            launch, its_engine = read_launch(argv, engine=engine or command.engine, environ=effective, plugins=plugins, overrides=overrides)
+            launch = placed(_in_folder(launch, command.folder), command)
+            if resolved_machine is None:
+                resolved_machine = resolve_machine(None)
+            cases.append(
+                Case(
+                    launch=launch, models=read_models(launch), machine=_limited(resolved_machine, command),
+                    engine=its_engine, policy=resolved_policy, plugins=plugins,
+                )
+            )  # fmt: skip
+        except InputError as error:
+            problems.extend(placed_error(error, command).problems)
+    if problems:
+        raise InputError(problems)
+    return Prepared(cases=tuple(cases), at_once=1 if found.together == 0 else found.together)
+
+
+def _in_folder(launch: Launch, folder: str) -> Launch:
+    """Return the launch with its relative model paths taken from a folder."""
+    if not folder:
+        return launch
+    for knob in ("model.path", "model.mmproj", "model.draft"):  # paths stay the user's strings: no pathlib
+        path = launch.get(knob)
+        if path is not None and not os.path.isabs(path):  # noqa: PTH117 - the same
+            launch = launch.with_value(knob, os.path.join(folder, path))  # noqa: PTH118 - the same
+    return launch
+
+
+def _limited(machine: Machine, command: Command) -> Machine:
+    """Return the machine as the process sees it: the host pool under its memory limit, fewer devices."""
+    limit = command.host_limit_bytes
+    if limit is not None:
+        pools = []
+        for pool in machine.pools:
+            if pool.name == machine.host_pool.name and (pool.total_bytes is None or limit < pool.total_bytes):
+                free = limit if pool.free_bytes is None else min(limit, pool.free_bytes)
+                pools.append(replace(pool, total_bytes=limit, free_bytes=free, evidence=f"memory limit at {command.host_limit_where}"))
+            else:
+                pools.append(pool)
+        machine = replace(machine, pools=tuple(pools))
+    if command.device_count is not None:
+        kept = {d.name for d in machine.accelerators[: command.device_count]}
+        machine = replace(machine, devices=tuple(d for d in machine.devices if d.kind == "cpu" or d.name in kept))
+    return machine
 
 
 def prepare(

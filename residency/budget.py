@@ -164,11 +164,14 @@ class Budget:
     remarks: tuple[Remark, ...] = ()
     unknowns: tuple[Unknown, ...] = ()
     ways: tuple[Way, ...] = ()  # changes that move bytes in this engine, most useful first
+    in_order: bool = False  # the allocations already stand in the order of time
     facts: Mapping[str, Any] = field(default_factory=dict)  # resolved values for display: n_ctx, layers per device, ...
 
     @cached_property
     def ordered(self) -> tuple[Allocation, ...]:
         """Allocations by phase, then in the order given."""
+        if self.in_order:
+            return self.allocations
         rank = {phase: i for i, phase in enumerate(Phase)}
         return tuple(sorted(self.allocations, key=lambda a: rank[a.phase]))
 

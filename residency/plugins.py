@@ -176,7 +176,7 @@ def _collect(manager: pluggy.PluginManager, hook: str, troubles: list[Trouble], 
         try:
             brought = implementation.function()
             if brought is None or isinstance(brought, (str, bytes)):
-                raise TypeError(f"{hook} returned {type(brought).__name__}, not a list")  # noqa: TRY301
+                raise TypeError(f"{hook} returned {type(brought).__name__}, not a list")
             items.extend((implementation.plugin_name, item) for item in brought)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
             troubles.append(Trouble(culprit=label, message=f"plugin {label} failed in {hook}: {describe(error)}"))

@@ -1,1 +1,1 @@
-"""TODO"""
+"""What stands before the engine: run, guard."""

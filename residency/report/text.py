@@ -58,6 +58,10 @@ def heading(report: Report) -> Line:
     word, style = _HEADS[report.verdict]
     main = report.models.main
     model = clean(main.name) if main else "no model"
+    if report.launch.program is not None and report.launch.name != report.launch.program:
+        model = f"{clean(report.launch.name)}: {model}"
+    if report.engine_name == "together":
+        return [(word, style), ("  ", ""), (f"{clean(report.launch.name)} · {clean(report.machine.name)}", "bold")]
     names = " · ".join([model, clean(report.engine.label), clean(report.machine.name)])
     read = ""
     if main is not None:

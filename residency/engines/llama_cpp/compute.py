@@ -148,7 +148,9 @@ class Graph:
         self.masks: dict[bool, int] = {}
         self.foreign: frozenset[str] | None = frozenset()  # weights of the current block in host memory; None = all
         self.cache_foreign = False
-        self.fixed = 0  # handle of the small inputs
+        self.indices = -1  # positions and cache rows, until the last attention
+        self.chosen = -1  # rows of the result, until they are picked
+        self.final = False  # the current block is the last one that attends
         self.t4 = shape.tokens * 4
 
     # -- pieces ---------------------------------------------------------------------------------------------------
@@ -203,10 +205,12 @@ class Graph:
         cells = (s.window_cells if block.windowed else s.cells) * s.streams
         if self.hyper.memory == "none":
             cells = s.tokens
-        mask = self.mask(block.windowed)
         cache: list[int] = []
         if self.hyper.memory != "none":
             tape.hold(k, v) if k != v else tape.hold(k)  # the rows go into the cache here
+            if self.final and self.indices >= 0:
+                tape.hold(self.indices)
+                self.indices = -1
             if self.cache_foreign and (s.flash_here or not s.flash):
                 cache.append(tape.op(row_bytes(s.type_k, key_row) * cells))
                 cache.append(tape.op(row_bytes(s.type_k if latent else s.type_v, key_row if latent else value_row) * cells))
@@ -216,6 +220,7 @@ class Graph:
             size = out * self.t4
             if not s.flash_here:  # runs on the host: only the result comes back
                 return tape.op(size, q)
+            mask = self.mask(block.windowed)
             if self.hyper.memory == "none":
                 cache = [tape.op(key_row * cells * 2, k), tape.op(value_row * cells * 2, v)]
             else:
@@ -227,6 +232,7 @@ class Graph:
                     if s.type_v != "f16" and not latent:
                         size = -(-size // 128) * 128 + value_row * cells * 2
             return tape.op(size, tape.view(q), *cache, mask)
+        mask = self.mask(block.windowed)
         scores = block.heads * cells // s.streams * self.t4
         kq = tape.op(scores, tape.view(q), *cache[:1])
         kq = tape.same(scores, kq, mask)
@@ -532,7 +538,9 @@ class Graph:
             return tape.same(size, h, x)
         if rows > 0:
             small = self.hyper.embedding * rows * 4
-            o, x = tape.op(small, o), tape.op(small, x)
+            chosen = (self.chosen,) if self.chosen >= 0 else ()
+            o, x = tape.op(small, o, *chosen), tape.op(small, x, *chosen)
+            self.chosen = -1
             before = self.t4
             self.t4 = rows * 4
             size = small
@@ -651,7 +659,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     graph = Graph(hyper, shape, layer_norm=layer_norm)
     tape = graph.tape
     size = hyper.embedding * graph.t4
-    small = shape.tokens * (4 + 8 + 8) + shape.rows * 4
+    small = shape.tokens * (4 + 8 + 8)
     if not shape.flash and hyper.memory not in ("none", "recurrent") and not hyper.mla:
         small += shape.tokens * 8 * (hyper.value_row_max - 1)
     windows = {b.windowed for b in blocks if b.attends or hyper.memory == "none"}
@@ -666,7 +674,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             tape.keep(small)
             if first and run:
                 tape.keep(size)
-            for w in windows if run else ():
+            for w in windows if run and (shape.flash_here or not shape.flash) else ():
                 tape.keep(graph.mask_bytes(w))
         x = tape.keep(size) if has_x else -1
         tape.keep(small)
@@ -676,19 +684,24 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             graph.masks[w] = tape.keep(graph.mask_bytes(w))
     else:
         x = tape.op(size) if has_x else -1
-        fixed = tape.op(small)
+        graph.indices = tape.op(small)
         if first and run and not host:
             normed = tape.op(size)
-        if run and not host:
-            for w in windows:
+        whole = not host and not placement.moved and not placement.cache_on_host  # one split: every input first
+        if run and whole and (shape.flash_here or not shape.flash):
+            for w in sorted(windows, reverse=True):
                 graph.mask(w)
+        if has_output:
+            graph.chosen = tape.op(shape.rows * 4)
     kinds = [(id(blocks[i]), i in host, bool(placement.moved.get(i))) for i in run]
     chosen = representative(kinds)
     last = len(blocks) - 1
+    attending = [i for i in run if blocks[i].attends]
     for position in chosen:
         i = run[position]
         block = blocks[i]
         moved = placement.moved.get(i)
+        graph.final = bool(attending) and i == attending[-1]
         graph.cache_foreign = placement.cache_on_host or i in host
         if i in host:
             graph.foreign = None
@@ -696,7 +709,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             graph.foreign = frozenset(n for n, d in moved.items() if d < 0) if device == 0 or not placement.offered else frozenset()
         else:
             graph.foreign = frozenset()
-        x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last and shape.rows != shape.tokens else -1)
+        x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last else -1)
         normed = -1
     for i in foreign_experts[:2]:
         graph.foreign = frozenset(n for n, d in placement.moved[i].items() if d < 0)
@@ -707,8 +720,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         order = tape.op(block.weights["ffn_gate_inp"].out * graph.t4)
         weights = tape.op(block.experts_used * graph.t4)
         tape.hold(graph.experts(block, n, order, weights))
-    if not placement.pipeline:
-        tape.hold(fixed)
+    tape.hold(*(h for h in (graph.indices, graph.chosen) if h >= 0))
     if has_output:
         if not run and x < 0:
             x = tape.op(size)
