@@ -538,7 +538,7 @@ class Graph:
             return tape.same(size, h, x)
         if rows > 0:
             small = self.hyper.embedding * rows * 4
-            chosen = (self.chosen,) if self.chosen >= 0 else ()
+            chosen = (self.chosen if self.chosen >= 0 else tape.op(4 * rows),)
             o, x = tape.op(small, o, *chosen), tape.op(small, x, *chosen)
             self.chosen = -1
             before = self.t4
@@ -662,8 +662,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     small = shape.tokens * (4 + 8 + 8)
     if not shape.flash and hyper.memory not in ("none", "recurrent") and not hyper.mla:
         small += shape.tokens * 8 * (hyper.value_row_max - 1)
-    windows = {b.windowed for b in blocks if b.attends or hyper.memory == "none"}
     run = [*host, *own]
+    windows = {blocks[i].windowed for i in run if blocks[i].attends or hyper.memory == "none"}
     first = run[0] if run else len(blocks)
     normed = -1
     has_x = bool(run) or has_output
@@ -683,15 +683,16 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         for w in windows if run else ():
             graph.masks[w] = tape.keep(graph.mask_bytes(w))
     else:
+        whole = not host and not placement.moved and not placement.cache_on_host  # one split: every input first
         x = tape.op(size) if has_x else -1
-        graph.indices = tape.op(small)
+        if whole:
+            graph.indices = tape.op(small)
         if first and run and not host:
             normed = tape.op(size)
-        whole = not host and not placement.moved and not placement.cache_on_host  # one split: every input first
         if run and whole and (shape.flash_here or not shape.flash):
             for w in sorted(windows, reverse=True):
                 graph.mask(w)
-        if has_output:
+        if has_output and whole:
             graph.chosen = tape.op(shape.rows * 4)
     kinds = [(id(blocks[i]), i in host, bool(placement.moved.get(i))) for i in run]
     chosen = representative(kinds)
