@@ -40,7 +40,8 @@ MAX_CENSUS_BYTES = 16 << 20
 #: ``type_id`` of a type whose number is not known, only its name.
 NO_TYPE_ID = -1
 
-_LARGEST_INTEGER = (1 << 63) - 1
+#: GGUF counts, shapes and offsets are unsigned 64-bit, and a damaged file may hold any of them.
+_LARGEST_INTEGER = (1 << 64) - 1
 
 
 # ----- writing
@@ -374,7 +375,7 @@ def _integer(value: Any, at: str, *, least: int = 0) -> int:
     if type(value) is not int:
         raise _WrongField(f"{at} is {_show(value)}, not a whole number")
     if not least <= value <= _LARGEST_INTEGER:
-        raise _WrongField(f"{at} is {value if abs(value) < 1 << 200 else 'huge'}, not in {least} .. 2^63 - 1")
+        raise _WrongField(f"{at} is {value if abs(value) < 1 << 200 else 'huge'}, not in {least} .. 2^64 - 1")
     return value
 
 
