@@ -154,7 +154,8 @@ def render(report: Report, *, verbose: bool = False, budget: bool | None = None)
     shown = report.with_outcome(Outcome.CANNOT_TELL, Outcome.VETO, Outcome.WARN)
     main = report.models.main
     if main is not None and main.note and (shown or verbose):
-        lines.append([(f"  note: {clean(main.note)}", "dim")])
+        first, _, more = main.note.partition(". ")
+        lines.append([(f"  note: {clean(main.note if verbose or not more else first + '.')}", "dim")])
     if not report.engine.version_given and (shown or verbose):
         lines.append([(f"  engine version not given: judged as {clean(report.engine.label)}, the newest known", "dim")])
     rank = {Outcome.CANNOT_TELL: 0, Outcome.VETO: 1, Outcome.WARN: 2}

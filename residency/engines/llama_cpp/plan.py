@@ -4,41 +4,85 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from residency.budget import Allocation, Budget, Phase, Purpose
+from residency.budget import Allocation, Budget, Phase, Purpose, Remark
+from residency.checkpoint.model import Role
 from residency.ways import Way
 
+from . import soundness
+from .fit import adjust, enabled, margins
+from .hparams import ENGINE_ARCHITECTURES
 from .layout import lay_out
-from .resolve import resolve
+from .resolve import program_of, resolve
 
 if TYPE_CHECKING:
+    from residency.checkpoint.model import Checkpoint
     from residency.engines.base import Models
     from residency.launch.model import Launch
-    from residency.machine.model import Device, Machine
+    from residency.machine.model import Device, Machine, Pool
 
     from .layout import DeviceBytes, Layout
+    from .settings import Settings
 
 
 def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> Budget:
     """Return the budget of one launch. Pure."""
-    assert models.main is not None
+    model = models.main
+    assert model is not None
+    refused = soundness.refusals(model, version)
+    if refused:
+        return Budget(allocations=(), remarks=refused)
     settings, devices = resolve(launch, machine, version)
     host = machine.host_pool
-    layout = lay_out(models.main, settings, host_free=host.free_bytes)
+    remarks: list[Remark] = []
+    if model.architecture not in ENGINE_ARCHITECTURES:
+        text = f"the architecture {model.architecture!r} is not one llama.cpp {version} lists; it is laid out by what its metadata and tensors say"
+        remarks.append(Remark(kind="risk", code="unlisted-architecture", knob="model.path", message=text))
+    layout = lay_out(model, settings, host_free=host.free_bytes)
+    if enabled(launch, program_of(launch), version) and not _leaves_room(layout, launch, settings, host):
+        settings, adjusted = _fitted(launch, model, settings, host)
+        remarks += adjusted
+        layout = lay_out(model, settings, host_free=host.free_bytes)
     rows: list[Allocation] = []
     by_name = {d.name: d for d in devices}  # a launch that is not split uses fewer than it names
     for found in layout.devices:
-        rows += _device_rows(by_name[found.device], found, layout)
+        rows += _device_rows(by_name[found.device], found, layout, model)
     rows += _host_rows(layout, host.name)
     return Budget(
         allocations=tuple(rows),
-        remarks=layout.remarks,
+        remarks=(*remarks, *layout.remarks),
         unknowns=layout.unknowns,
-        ways=ways(models, layout, devices),
+        ways=ways(model, layout, devices),
         facts={"context": layout.resolved.n_ctx, **{k: v for k, v in layout.facts.items() if isinstance(v, (int, str, bool))}},
     )
 
 
-def _device_rows(device: Device, found: DeviceBytes, layout: Layout) -> list[Allocation]:
+def _fitted(launch: Launch, model: Checkpoint, settings: Settings, host: Pool) -> tuple[Settings, tuple[Remark, ...]]:
+    """Return the settings after the engine's own --fit."""
+
+    def fits(candidate: Settings) -> bool:
+        return _leaves_room(lay_out(model, candidate, host_free=host.free_bytes), launch, candidate, host)
+
+    return adjust(
+        launch, settings, trained_context=model.integer("context_length"), layers=model.integer("block_count") + 1,
+        experts=model.integer("expert_count") > 0, fits=fits,
+    )  # fmt: skip
+
+
+def _leaves_room(layout: Layout, launch: Launch, settings: Settings, host: Pool) -> bool:
+    """Whether every device keeps the margin of --fit; without devices the host must hold it all."""
+    if layout.unknowns or any(d.free_bytes is None for d in settings.devices):
+        return True  # the engine will see for itself; here there is nothing to compare with
+    if not layout.devices:
+        total = layout.host.weights + layout.host.experts + layout.host.kv + layout.host.state + layout.host.compute_likely
+        return host.free_bytes is None or total <= host.free_bytes
+    keep = dict(zip((d.name for d in settings.devices), margins(launch, len(settings.devices)), strict=False))
+    free = {d.name: d.free_bytes or 0 for d in settings.devices}
+    return all(
+        d.weights + d.experts + d.kv + d.state + d.compute_likely + keep[d.device] <= free[d.device] for d in layout.devices
+    )
+
+
+def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Checkpoint) -> list[Allocation]:
     pool = device.pool
     more: dict[str, Any] = {"device": device.name}
     rows = []
@@ -48,7 +92,12 @@ def _device_rows(device: Device, found: DeviceBytes, layout: Layout) -> list[All
                              knob="layers.on_device", largest_name=found.largest_name, largest_bytes=found.largest_bytes, **more)
         )  # fmt: skip
     if found.experts:
-        rows.append(Allocation.exact(pool, Purpose.EXPERTS, "expert weights", Phase.LOAD, found.experts, knob="experts.on_host", **more))
+        towers = [t for t in model.tensors if t.role is Role.EXPERT and t.layer is not None and _lives_on(t.layer, found, layout)]
+        largest = max(towers, key=lambda t: t.nbytes, default=None)
+        rows.append(
+            Allocation.exact(pool, Purpose.EXPERTS, "expert weights", Phase.LOAD, found.experts, knob="experts.on_host", pieces=max(1, len(towers)),
+                             largest_name=largest.name if largest else None, largest_bytes=largest.nbytes if largest else None, **more)
+        )  # fmt: skip
     if found.kv:
         rows.append(Allocation.exact(pool, Purpose.KV, f"KV cache of {layout.resolved.n_ctx} tokens", Phase.CONTEXT, found.kv, knob="context.length", **more))
     if found.state:
@@ -60,6 +109,11 @@ def _device_rows(device: Device, found: DeviceBytes, layout: Layout) -> list[All
                        knob="context.micro_batch", **more)
         )  # fmt: skip
     return rows
+
+
+def _lives_on(layer: int, found: DeviceBytes, layout: Layout) -> bool:
+    index = next(i for i, d in enumerate(layout.devices) if d is found)
+    return layer < len(layout.layer_device) and layout.layer_device[layer] == index
 
 
 def _host_rows(layout: Layout, pool: str) -> list[Allocation]:
@@ -87,14 +141,13 @@ def _host_rows(layout: Layout, pool: str) -> list[Allocation]:
     return rows
 
 
-def ways(models: Models, layout: Layout, devices: tuple[Device, ...]) -> tuple[Way, ...]:
+def ways(model: Checkpoint, layout: Layout, devices: tuple[Device, ...]) -> tuple[Way, ...]:
     """Return what usually helps in this engine, most useful first; the core tries each before it is offered."""
-    assert models.main is not None
     context = layout.resolved.n_ctx
-    layers = models.main.integer("block_count") + 1
+    layers = model.integer("block_count") + 1
     found = [Way(knob="context.length", value=context - 256, low=256, step=256)]
     if devices:
-        if models.main.integer("expert_count"):
+        if model.integer("expert_count"):
             found.append(Way(knob="experts.on_host", value=layers - 1, low=1, prefer="smallest", note="slower"))
         found.append(Way(knob="layers.on_device", value=layers - 1, low=0, note="slower: the other layers run on the CPU"))
     micro = layout.resolved.n_ubatch
