@@ -7,7 +7,8 @@ is unknown.
 from __future__ import annotations
 
 import difflib
-from dataclasses import fields
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,10 @@ from residency.where import Where
 from .model import Device, Host, Machine, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    #: Gives a Problem with position and line for a path of keys and indexes.
+    Locate = Callable[[tuple[str | int, ...]], Problem]
 
 KINDS = ("cuda", "rocm", "metal", "vulkan", "sycl", "cpu")
 _TOP = ("name", "pools", "devices", "host", "host_pool", "facts", "driver_version", "evidence", "extends", "unknown")
@@ -37,59 +41,53 @@ def load_machine(source: str | Path) -> Machine:
             hint = f'did you mean "{close[0]}"?' if close else f"shipped profiles: {', '.join(shipped)}"
             raise InputError([Problem(message=f'no machine profile is called "{text}"', hint=hint)])
         path = shipped[text]
-    return machine_from_mapping(_document(path), name=path.stem, file=str(path), folder=path.parent)
+    document, locate = _document(path)
+    return machine_from_mapping(document, name=path.stem, file=str(path), folder=path.parent, locate=locate)
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> tuple[dict[str, Any], Locate | None]:
+    """Return a profile's document, and what finds a position in it (TOML only)."""
+    from residency.launch.toml_file import load_toml, read_text
+
+    if path.suffix != ".json":
+        return load_toml(path)
     import json
 
-    import tomli
-
-    where = Where(source="file", file=str(path))
     try:
-        if not path.is_file():
-            message = "no such file" if not path.exists() else "not a regular file"
-            raise InputError([Problem(message=message, where=where)])
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError([Problem(message=f"cannot be read: {error}", where=where)]) from error
-    try:
-        found = json.loads(text) if text.lstrip().startswith("{") else tomli.loads(text)
-    except tomli.TOMLDecodeError as error:
-        lines = text.splitlines()
-        line_text = lines[error.lineno - 1] if 0 < error.lineno <= len(lines) else None
-        where = Where(source="file", file=str(path), line=error.lineno, column=error.colno)
-        raise InputError([Problem(message=f"not valid TOML: {error.msg}", where=where, line_text=line_text)]) from error
+        found = json.loads(read_text(str(path)))
     except (ValueError, RecursionError) as error:
-        raise InputError([Problem(message=f"not a readable profile: {error}", where=where)]) from error
+        raise InputError([Problem(message=f"not valid JSON: {error}", where=Where(source="file", file=str(path)))]) from error
     if not isinstance(found, dict):
-        raise InputError([Problem(message="a profile is a table", where=where)])
-    return found
+        raise InputError([Problem(message="a profile is a table", where=Where(source="file", file=str(path)))])
+    return found, None
 
 
 class _Reader:
     """Reads a profile's tables strictly, gathering every problem."""
 
-    def __init__(self, file: str | None) -> None:
-        self.file = file
+    def __init__(self, file: str | None, locate: Locate | None) -> None:
+        self.file, self.locate = file, locate
         self.problems: list[Problem] = []
 
-    def complain(self, message: str, hint: str | None = None) -> None:
-        where = Where(source="file", file=self.file) if self.file else None
-        self.problems.append(Problem(message=message, where=where, hint=hint))
+    def complain(self, message: str, hint: str | None = None, at: str = "") -> None:
+        """Note a problem; ``at`` is the dotted path it stands at, "pools[0].total"."""
+        base = Problem(message="", where=Where(source="file", file=self.file) if self.file else None)
+        if self.locate is not None:
+            base = self.locate(tuple(int(p) if p.isdigit() else p for p in re.split(r"[.\[\]]+", at) if p))
+        self.problems.append(replace(base, message=message, hint=hint))
 
     def keys(self, table: Mapping[str, Any], legal: tuple[str, ...], at: str) -> None:
         for key in table:
             if key not in legal:
                 close = difflib.get_close_matches(str(key), legal, n=1)
-                self.complain(f"{at}{key} is not a key of a profile", f'did you mean "{close[0]}"?' if close else None)
+                self.complain(f"{at}{key} is not a key of a profile", f'did you mean "{close[0]}"?' if close else None, f"{at}{key}")
 
     def size(self, table: Mapping[str, Any], key: str, at: str) -> int | None:
         from residency.launch.sizes import parse_size
 
         plain, sized = table.get(f"{key}_bytes"), table.get(key)
         if plain is not None and sized is not None:
-            self.complain(f"{at}{key} and {at}{key}_bytes are both given")
+            self.complain(f"{at}{key} and {at}{key}_bytes are both given", at=f"{at}{key}")
             return None
         value = plain if plain is not None else sized
         if value is None:
@@ -102,21 +100,21 @@ class _Reader:
             if not -1 <= value <= _LARGEST_BYTES:
                 raise ValueError(f"{value} bytes is outside what a machine can have")
         except ValueError as error:
-            self.complain(f"{at}{key}: {error}")
+            self.complain(f"{at}{key}: {error}", at=f"{at}{key if plain is None else key + '_bytes'}")
             return None
         return int(value)
 
     def typed(self, table: Mapping[str, Any], key: str, kind: type, at: str) -> Any:
         value = table.get(key)
         if value is not None and (type(value) is not kind):
-            self.complain(f"{at}{key} must be {_WORDS[kind]}, not {value!r:.60}")
+            self.complain(f"{at}{key} must be {_WORDS[kind]}, not {value!r:.60}", at=f"{at}{key}")
             return None
         return value
 
     def tables(self, document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
         value = document.get(key, [])
         if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
-            self.complain(f"{key} must be a list of tables")
+            self.complain(f"{key} must be a list of tables", at=key)
             return []
         return value
 
@@ -129,9 +127,9 @@ _DEVICE_FLAGS = (
 )  # fmt: skip
 
 
-def machine_from_mapping(document: Mapping[str, Any], *, name: str = "machine", file: str | None = None, folder: Path | None = None) -> Machine:
+def machine_from_mapping(document: Mapping[str, Any], *, name: str = "machine", file: str | None = None, folder: Path | None = None, locate: Locate | None = None) -> Machine:
     """Return the Machine a profile's mapping describes; raise InputError with every problem."""
-    read = _Reader(file)
+    read = _Reader(file, locate)
     document = _extended(document, read, folder, ())
     read.keys(document, _TOP, "")
     pools = []
@@ -140,7 +138,7 @@ def machine_from_mapping(document: Mapping[str, Any], *, name: str = "machine", 
         read.keys(table, ("name", "evidence", "total", "free", "reserved", "ceiling", "total_bytes", "free_bytes", "reserved_bytes", "ceiling_bytes"), at)
         pool_name = read.typed(table, "name", str, at)
         if not pool_name:
-            read.complain(f"{at}name is missing")
+            read.complain(f"{at}name is missing", at=at)
             continue
         pool = Pool(
             name=pool_name,
@@ -151,7 +149,7 @@ def machine_from_mapping(document: Mapping[str, Any], *, name: str = "machine", 
             evidence=read.typed(table, "evidence", str, at),
         )
         if pool.total_bytes is not None and pool.free_bytes is not None and pool.free_bytes > pool.total_bytes:
-            read.complain(f"{at}free is {pool.free_bytes} bytes, more than its total of {pool.total_bytes}")
+            read.complain(f"{at}free is {pool.free_bytes} bytes, more than its total of {pool.total_bytes}", at=f"{at}free")
         pools.append(pool)
     for duplicate in {p.name for p in pools if sum(q.name == p.name for q in pools) > 1}:
         read.complain(f'two pools are called "{duplicate}"')
@@ -162,12 +160,12 @@ def machine_from_mapping(document: Mapping[str, Any], *, name: str = "machine", 
         read.complain(f'two devices are called "{duplicate}"')
     host_table = document.get("host", {})
     if not isinstance(host_table, dict):
-        read.complain("host must be a table")
+        read.complain("host must be a table", at="host")
         host_table = {}
     host = _host(read, host_table)
     host_pool = read.typed(document, "host_pool", str, "")
     if host_pool is not None and all(p.name != host_pool for p in pools):
-        read.complain(f'host_pool names "{host_pool}", which is not a pool')
+        read.complain(f'host_pool names "{host_pool}", which is not a pool', at="host_pool")
     shown = read.typed(document, "name", str, "") or name
     facts = read.typed(document, "facts", list, "") or []
     if read.problems:
@@ -185,11 +183,11 @@ def _extended(document: Mapping[str, Any], read: _Reader, folder: Path | None, s
     if base_name is None:
         return document
     if not isinstance(base_name, str) or base_name in seen or len(seen) > 8:
-        read.complain(f"extends = {base_name!r:.60} is not another profile's name or path")
+        read.complain(f"extends = {base_name!r:.60} is not another profile's name or path", at="extends")
         return document
     shipped = named("machines", ".toml")
     path = shipped.get(base_name) or (folder or Path()) / base_name
-    base = _extended(_document(path), read, path.parent, (*seen, base_name))
+    base = _extended(_document(path)[0], read, path.parent, (*seen, base_name))
     merged = {**base, **{k: v for k, v in document.items() if k != "extends"}}
     for key in ("pools", "devices"):
         if isinstance(base.get(key), list) and isinstance(document.get(key), list):
@@ -207,12 +205,12 @@ def _device(read: _Reader, table: Mapping[str, Any], index: int, pools: list[Poo
     read.keys(table, legal, at)
     name, kind, pool = (read.typed(table, key, str, at) for key in ("name", "kind", "pool"))
     if not name or not kind or not pool:
-        read.complain(f"{at}name, kind and pool are required")
+        read.complain(f"{at}name, kind and pool are required", at=at)
         return None
     if kind not in KINDS:
-        read.complain(f"{at}kind must be one of {', '.join(KINDS)}, not {kind!r:.40}")
+        read.complain(f"{at}kind must be one of {', '.join(KINDS)}, not {kind!r:.40}", at=f"{at}kind")
     if all(p.name != pool for p in pools):
-        read.complain(f'{at}pool names "{pool}", which is not a pool')
+        read.complain(f'{at}pool names "{pool}", which is not a pool', at=f"{at}pool")
     peers, tenants = read.typed(table, "peers", list, at), read.typed(table, "tenants", list, at)
     return Device(
         name=name,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from residency.budget import Purpose
 from residency.rules.finding import Outcome
-from residency.text import clean
+from residency.text import clean, shorten
 from residency.units import plural, size
 
 from .model import usable_bytes
@@ -40,7 +40,7 @@ def show_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'"{clean(value)}"'
+        return f'"{clean(shorten(value, 80))}"'
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(show_value(v) for v in value) + "]"
     if hasattr(value, "model_dump"):
@@ -99,7 +99,13 @@ def show_finding(finding: Finding) -> Iterator[Line]:
     mark, style = _MARKS[finding.outcome]
     if finding.waived is not None:
         mark, style = "~", "yellow"
-    yield _spread([(f"{mark} ", style), (clean(finding.rule), "bold")], _place(finding))
+    place = _place(finding)
+    head: Line = [(f"{mark} ", style), (clean(finding.rule), "bold")]
+    if len(finding.rule) + len(place) + 4 > WIDTH:
+        yield head
+        yield [(f"  {place}", "dim")]
+    else:
+        yield _spread(head, place)
     yield from _wrapped(finding.message)
     if finding.missing is not None:
         yield [("  missing  ", "dim"), (clean(finding.missing_title or finding.missing), "")]
