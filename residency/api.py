@@ -173,14 +173,19 @@ def prepare(
     resolved_policy = resolve_policy(policy)
     plugins = load_plugins(resolved_policy.plugins)
     launch, found = read_launch(source, engine=engine, environ=environ, plugins=plugins, overrides=overrides)
-    machine_source = machine if machine is not None else launch.get("machine.profile")
+    problems: list[Problem] = []
+    try:
+        resolved_machine = resolve_machine(machine if machine is not None else launch.get("machine.profile"))
+    except InputError as error:  # reported with what is wrong with the model files, in one run
+        problems.extend(error.problems)
+    try:
+        models = read_models(launch)
+    except InputError as error:
+        problems.extend(error.problems)
+    if problems:
+        raise InputError(problems)
     return Case(
-        launch=launch,
-        models=read_models(launch),
-        machine=resolve_machine(machine_source),
-        engine=found,
-        policy=resolved_policy,
-        plugins=plugins,
+        launch=launch, models=models, machine=resolved_machine, engine=found, policy=resolved_policy, plugins=plugins
     )
 
 
