@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     #: Gives a Problem with position and line for a path of keys and indexes.
     Locate = Callable[[tuple[str | int, ...]], Problem]
 
-KINDS = ("cuda", "rocm", "metal", "vulkan", "sycl", "cpu")
+KINDS = ("cuda", "rocm", "metal", "vulkan", "sycl", "rpc", "cpu")
 _TOP = ("name", "pools", "devices", "host", "host_pool", "facts", "driver_version", "evidence", "extends", "unknown")
 _SIZES = ("total", "free", "reserved", "ceiling", "context", "memlock", "swap_free", "cgroup_limit")
 _LARGEST_BYTES = 2**60

@@ -21,6 +21,10 @@ AUTO_SLOTS = ("llama-server",)
 AUTO_SLOTS_SINCE = "0.0.7000"
 ALL_LAYERS_SINCE = "0.0.6240"
 
+#: Since when a split over remote devices keeps pipeline copies: build 10434 reserves none for them (measured),
+#: 0.5.0 does.
+RPC_PIPELINE_SINCE = "0.5.0"
+
 #: How other engines' and people's words map to the engine's cache types.
 CACHE_WORDS = {"int8": "q8_0", "fp16": "f16", "bfloat16": "bf16", "fp32": "f32"}
 
@@ -102,6 +106,7 @@ def resolve(launch: Launch, machine: Machine, version: str) -> tuple[Settings, t
         outputs=outputs,
         n_outputs_per_seq=1 + drafted,
         embeddings=embeddings,
+        pipeline=None if version_in(version, RPC_PIPELINE_SINCE, None) or all(d.kind != "rpc" for d in devices) else False,
         op_offload_min_batch=_minimum_batch(launch),
     )
     return settings, devices
