@@ -141,9 +141,7 @@ def _completed(finding: Finding, case: Case) -> Finding:
     if finding.knob is not None and finding.where is None:
         changes["where"] = case.launch.where(finding.knob)
         if finding.value is None:
-            changes["value"] = (
-                case.launch.options.get(finding.knob[7:]) if finding.knob.startswith("option:") else case.launch.get(finding.knob)
-            )
+            changes["value"] = case.launch.setting(finding.knob)
     if finding.missing is not None and finding.missing_title is None:
         changes["missing_title"] = case.view.title(finding.missing)
     return replace(finding, **changes) if changes else finding

@@ -25,6 +25,12 @@ def shorten(text: str, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def sentence(text: str) -> str:
+    """Return the text as a sentence: first letter a capital, a full stop at its end."""
+    text = text.strip()
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
 def columns(text: str) -> int:
     """Return how many terminal columns the text takes: wide characters two, combining ones none."""
     if text.isascii():

@@ -38,6 +38,13 @@ class Launch:
         section, _, key = knob.partition(".")
         return getattr(getattr(self.knobs, section), key)
 
+    def setting(self, name: str) -> Any:
+        """Return the value of a knob or "option:NAME"; None when it was not asked for or there is no such knob."""
+        if name.startswith("option:"):
+            return self.options.get(name[7:])
+        section, _, key = name.partition(".")
+        return getattr(getattr(self.knobs, section, None), key, None)
+
     def where(self, knob: str) -> Where:
         """Return where the value of a knob (or "option:NAME") came from."""
         return self.places.get(knob, DEFAULT)

@@ -189,14 +189,14 @@ def show_budget(report: Report) -> list[Line]:
         if not found.allocations:
             continue
         lines.append([])
-        lines.append([(f"{clean(found.pool.name):<44}", "bold"), (f"{'certain':>12}{'likely':>12}{'at most':>12}  phase", "dim")])
+        lines.append([(f"{clean(found.pool.name):<62}", "bold"), (f"{'certain':>12}{'likely':>12}{'at most':>12}  phase", "dim")])
         for a in found.allocations:
             label = f"  {a.purpose:<13} {clean(a.name)}"
             numbers = "".join(f"{size(n):>12}" for n in (a.certain_bytes, a.likely_bytes, a.at_most_bytes))
             kind = f" ({a.backing})" if a.backing != "device" else ""
-            lines.append([(f"{label:<44}"[:44], ""), (f"{numbers}  {a.phase}{kind}", "")])
+            lines.append([(f"{label:<62}"[:62], ""), (f"{numbers}  {a.phase}{kind}", "")])
         total = "".join(f"{size(n):>12}" for n in (found.certain_bytes, found.likely_bytes, found.at_most_bytes))
-        lines.append([(f"  {'sum':<42}", "bold"), (total, "bold"), (f"  of {size(usable_bytes(found.pool))} free", "")])
+        lines.append([(f"  {'sum':<60}", "bold"), (total, "bold"), (f"  of {size(usable_bytes(found.pool))} free", "")])
     lines.extend([(f"? {clean(unknown.what)}: {clean(unknown.why)}", "")] for unknown in report.budget.unknowns)
     return lines
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.rules import Finding, Rule
+from residency.text import sentence
 
 if TYPE_CHECKING:
     from residency.rules import Facts
@@ -25,7 +26,7 @@ rule = Rule(id="kv-cache/types")
 def check(facts: Facts) -> list[Finding] | Finding:
     """Pass on what the engine's model remarked about the cache."""
     found = [
-        rule.veto(f"{remark.message}.", knob=remark.knob, missing=remark.capability, ways=remark.ways)
+        rule.veto(sentence(remark.message), knob=remark.knob, missing=remark.capability, ways=remark.ways)
         for remark in facts.budget.remarks
         if (remark.knob or "").startswith("kv.") and remark.kind in ("impossible", "conflict", "fails-late")
     ]

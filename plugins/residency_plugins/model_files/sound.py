@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.rules import Finding, Rule
+from residency.text import sentence
 from residency.units import plural
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def check(facts: Facts) -> list[Finding] | Finding:
             continue
         fatal = [f for f in model.faults if f.fatal]
         mild = [f for f in model.faults if not f.fatal]
-        findings += [rule.veto(f"{fault.message}.", knob=knob) for fault in fatal[:_SHOWN]]
+        findings += [rule.veto(sentence(fault.message), knob=knob) for fault in fatal[:_SHOWN]]
         if len(fatal) > _SHOWN:
             findings.append(rule.veto(f"{plural(len(fatal) - _SHOWN, 'more fault')} of the same files.", knob=knob))
-        findings += [rule.warn(f"{fault.message}.", knob=knob) for fault in mild[:_SHOWN]]
+        findings += [rule.warn(sentence(fault.message), knob=knob) for fault in mild[:_SHOWN]]
         if len(mild) > _SHOWN:
             findings.append(rule.warn(f"{plural(len(mild) - _SHOWN, 'more remark')} on the same files.", knob=knob))
     if not any(str(f.outcome) == "veto" for f in findings):

@@ -9,8 +9,10 @@ if TYPE_CHECKING:
 
 #: Section of the knob a remark is about -> the rule that reports it.
 CLAIMED = {"kv": "kv-cache/types"}
+#: Kinds the special rules do not report: what works, but not as somebody may think.
+SPOKEN_HERE = ("inert", "risk", "unverified")
 
 
 def unclaimed(remark: Remark) -> bool:
     """Whether no special rule reports this remark."""
-    return (remark.knob or "").split(".", 1)[0] not in CLAIMED
+    return remark.kind in SPOKEN_HERE or (remark.knob or "").split(".", 1)[0] not in CLAIMED

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.rules import Finding, Rule
+from residency.text import sentence
 
 from .claims import unclaimed
 
@@ -27,7 +28,7 @@ rule = Rule(id="settings/inert", severity="warn")
 def check(facts: Facts) -> list[Finding] | Finding:
     """Pass on what the engine's model calls inert."""
     found = [
-        rule.warn(f"{remark.message}.", knob=remark.knob, value=remark.value)
+        rule.warn(sentence(remark.message), knob=remark.knob, value=remark.value)
         for remark in facts.budget.remarks
         if remark.kind == "inert" and unclaimed(remark)
     ]

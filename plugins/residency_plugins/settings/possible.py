@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.rules import Finding, Rule
+from residency.text import sentence
 
 from .claims import unclaimed
 
@@ -31,7 +32,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
     """Pass on what the engine's model calls impossible."""
     found = [
         rule.veto(
-            f"{remark.message}.", knob=remark.knob, value=remark.value, pool=remark.pool, missing=remark.capability,
+            sentence(remark.message), knob=remark.knob, value=remark.value, pool=remark.pool, missing=remark.capability,
             need_bytes=remark.need_bytes, have_bytes=remark.have_bytes, ways=remark.ways,
         )
         for remark in facts.budget.remarks

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.rules import Finding, Rule
+from residency.text import sentence
 
 from .claims import unclaimed
 
@@ -28,7 +29,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
     """Pass on what the engine's model calls risky or unverified."""
     found = [
         rule.warn(
-            f"{'Unverified: ' if remark.kind == 'unverified' else ''}{remark.message}.",
+            f"{'Unverified: ' if remark.kind == 'unverified' else ''}{sentence(remark.message)}",
             knob=remark.knob, value=remark.value, pool=remark.pool, missing=remark.capability,
         )
         for remark in facts.budget.remarks

@@ -17,7 +17,10 @@ class Tape:
     Sizes are bytes. ``op``, ``same`` and ``view`` return a handle; handles stay valid until :meth:`peak`.
     """
 
-    __slots__ = ("_kinds", "_roots", "_sizes", "_sources", "_uses", "_views", "align")
+    __slots__ = (
+        "_done", "_high", "_kinds", "_lengths", "_owner", "_places", "_roots", "_sizes", "_sources", "_starts", "_uses",
+        "_views", "align",
+    )  # fmt: skip
 
     def __init__(self, align: int = 128) -> None:
         self.align = align
@@ -27,6 +30,12 @@ class Tape:
         self._roots: list[int] = []
         self._uses: list[int] = []
         self._views: list[int] = []
+        self._places: list[int] = []
+        self._owner: list[bool] = []
+        self._starts = [0]
+        self._lengths = [_OPEN]
+        self._high = 0
+        self._done = 0
 
     def _add(self, kind: int, size: int, sources: tuple[int, ...], root: int) -> int:
         handle = len(self._kinds)
@@ -69,12 +78,24 @@ class Tape:
         self._add(3, 0, sources, -1)
 
     def peak(self) -> int:
-        """Pack the graph and return the bytes of the buffer. The tape is used up."""
+        """Pack what is left and return the bytes of the buffer."""
+        self.advance()
+        return self._high
+
+    def state(self, *live: int) -> tuple[object, ...]:
+        """What decides how the graph is packed from here on: free blocks, and the places of what lives."""
+        return (tuple(self._starts), tuple(self._lengths), tuple(self._places[self._roots[h]] for h in live))
+
+    def advance(self, *live: int) -> None:
+        """Pack the part of the graph that is not packed yet; ``live`` is used later."""
         sizes, kinds, roots, uses, views = self._sizes, self._kinds, self._roots, self._uses, self._views
-        places: list[int] = [-1] * len(kinds)
-        owner = [False] * len(kinds)
-        starts, lengths = [0], [_OPEN]
-        high = 0
+        places, owner, starts, lengths = self._places, self._owner, self._starts, self._lengths
+        fresh = len(kinds) - len(places)
+        places += [-1] * fresh
+        owner += [False] * fresh
+        high = self._high
+        for h in live:
+            uses[h] += 1
 
         def free(place: int, size: int) -> None:
             if not size:
@@ -98,7 +119,8 @@ class Tape:
             starts.append(place)
             lengths.append(size)
 
-        for handle, sources in enumerate(self._sources):
+        for handle in range(self._done, len(kinds)):
+            sources = self._sources[handle]
             kind = kinds[handle]
             if kind != 2 and kind != 3:  # noqa: PLR2004, PLR1714 - the hot loop
                 size = sizes[handle]
@@ -142,4 +164,7 @@ class Tape:
                 elif owner[s] and kinds[s] < 4:  # noqa: PLR2004
                     owner[s] = False
                     free(places[s], sizes[s])
-        return high
+        for h in live:
+            uses[h] -= 1
+        self._done = len(kinds)
+        self._high = high

@@ -47,7 +47,7 @@ class Weight(NamedTuple):
     @property
     def out(self) -> int:
         """Elements one token gives after this matrix."""
-        return self.shape[1] if len(self.shape) > 1 else self.shape[0]
+        return self.shape[1] if len(self.shape) > 1 else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,7 @@ class Block:
 
     weights: Mapping[str, Weight]  # "attn_q" -> weight
     biases: frozenset[str]
+    scales: frozenset[str]
     heads: int
     heads_kv: int
     head_k: int
@@ -64,6 +65,7 @@ class Block:
     attends: bool
     recurrent: bool
     experts_used: int
+    outline: int  # equal for blocks that differ in the bytes of their weights alone
 
 
 def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters) -> tuple[Block, ...]:
@@ -82,6 +84,7 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters) -> tuple[Block, ..
             parts[t.layer].append((t.name.split(".", 2)[-1], t.shape, t.nbytes + extra))
     used = checkpoint.hparam("expert_used_count")
     shared: dict[object, Block] = {}
+    outlines: dict[object, int] = {}
     blocks = []
     for i in range(hyper.layers):
         some = used[i] if isinstance(used, tuple) and i < len(used) else used
@@ -94,10 +97,12 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters) -> tuple[Block, ..
             weights = {n.removesuffix(".weight"): Weight(s, b) for n, s, b in parts[i] if n.endswith(".weight") or "." not in n}
             biases = frozenset(n.removesuffix(".bias") for n, _, _ in parts[i] if n.endswith(".bias"))
             w = hyper.windowed[i]
+            outline = outlines.setdefault((tuple(p[:2] for p in parts[i]), *key[1:]), len(outlines))
             block = shared[key] = Block(
-                weights=weights, biases=biases, heads=hyper.heads[i], heads_kv=hyper.heads_kv[i],
+                weights=weights, biases=biases, scales=frozenset(n.removesuffix(".scale") for n, _, _ in parts[i] if n.endswith(".scale")), heads=hyper.heads[i], heads_kv=hyper.heads_kv[i],
                 head_k=hyper.head_k_window if w else hyper.head_k, head_v=hyper.head_v_window if w else hyper.head_v,
                 windowed=w, attends=hyper.attends[i], recurrent=hyper.recurrent[i], experts_used=count,
+                outline=outline,
             )  # fmt: skip
         blocks.append(block)
     result = tuple(blocks)
@@ -150,6 +155,8 @@ class Graph:
         self.cache_foreign = False
         self.indices = -1  # positions and cache rows, until the last attention
         self.chosen = -1  # rows of the result, until they are picked
+        self.ahead: bool | None = None  # the next block attends through this mask, in the split this block's last copy begins
+        self.small = 0  # bytes of the indices
         self.final = False  # the current block is the last one that attends
         self.t4 = shape.tokens * 4
 
@@ -166,7 +173,10 @@ class Graph:
     def product(self, block: Block, name: str, source: int, *, tokens4: int | None = None) -> int:
         """A matrix product with its bias."""
         size = block.weights[name].out * (tokens4 if tokens4 is not None else self.t4)
-        result = self.tape.op(size, *self.copy(block, name), source)
+        copied = self.copy(block, name)
+        if copied and self.ahead is not None and name == "ffn_down":
+            self.mask(self.ahead)
+        result = self.tape.op(size, *copied, source)
         if name in block.biases:
             result = self.tape.same(size, result)
         return result
@@ -412,9 +422,15 @@ class Graph:
             cur = tape.op(inner, *self.copy(block, "ffn_up" + suffix), x, chosen)
             cur = tape.same(inner, cur)
         size = down.shape[1] * used * t4
-        cur = tape.op(size, *self.copy(block, "ffn_down" + suffix), cur, chosen)
+        copied = self.copy(block, "ffn_down" + suffix)
+        if copied and self.ahead is not None:
+            self.mask(self.ahead)
+        cur = tape.op(size, *copied, cur, chosen)
         fused = 2 <= used <= FUSED_EXPERTS  # noqa: PLR2004
-        whole = tape.op(size, cur, weights) if fused else tape.same(size, cur, weights)
+        scaled = cur
+        if "ffn_down" + suffix in block.scales:
+            scaled = tape.op(size, cur) if fused else tape.same(size, cur)
+        whole = tape.same(size, scaled, weights) if scaled != cur or not fused else tape.op(size, cur, weights)
         one = down.shape[1] * t4
         views = [tape.view(whole) for _ in range(used)]
         total = tape.op(one, *views[:2])
@@ -458,8 +474,13 @@ class Graph:
         last = tape.op(state * s.sequences * 4)
         conv = tape.op(mixed * t4, joined)
         conv = tape.same(mixed * t4, conv)
+        repeats = hyper.architecture == "qwen3next" and key != inner  # repeated to every value head before the net
         q = tape.same(key * t4, tape.op(key * t4, tape.view(conv)))
+        if repeats:
+            q = tape.view(tape.op(inner * t4, tape.view(q)))
         k = tape.same(key * t4, tape.op(key * t4, tape.view(conv)))
+        if repeats:
+            k = tape.view(tape.op(inner * t4, tape.view(k)))
         net = tape.op(inner * t4 + state * s.sequences * 4, q, k, tape.view(conv), tape.view(last))
         out = tape.op(inner * t4, tape.view(net))
         z = self.product(block, "attn_gate", n) if "attn_gate" in w else tape.op(inner * t4, n)
@@ -507,6 +528,10 @@ class Graph:
         """One block; returns its output. ``normed`` is the norm a device before this one already computed."""
         tape, w = self.tape, block.weights
         size = self.hyper.embedding * self.t4
+        if block.attends and self.indices < 0 and self.small and not self.final:
+            self.indices = tape.op(self.small)  # a split copies its inputs when it begins
+        if block.attends and not self.cache_foreign and self.foreign is not None and (self.shape.flash_here or not self.shape.flash):
+            self.mask(block.windowed)
         n = x
         if "attn_norm" in w or self.hyper.architecture in NORM_WITHOUT_WEIGHT:
             if normed >= 0 and "attn_norm" in w:
@@ -565,10 +590,10 @@ class Graph:
         w = block.weights
         if "shortconv.conv" in w:
             return self.product(block, "shortconv.out_proj", self.short_conv(block, n))
+        if "ssm_out" in w and "attn_qkv" in w and "ssm_conv1d" in w:
+            return self.tape.view(self.product(block, "ssm_out", self.delta_net(block, n)))
         if "ssm_in" in w:
             return self.product(block, "ssm_out", self.scan(block, n))
-        if "ssm_out" in w and "attn_qkv" in w and "ssm_conv1d" in w:
-            return self.product(block, "ssm_out", self.delta_net(block, n))
         tape, t4 = self.tape, self.t4
         wide = sum(x.out for k, x in w.items() if len(x.shape) > 1 and not k.startswith("ffn")) or self.hyper.embedding
         inner = tape.op(wide * t4 + self.hyper.state_s * self.shape.sequences * 4, n)
@@ -610,21 +635,6 @@ class Placement:
     pipeline: bool
     cache_on_host: bool
     moved: Mapping[int, Mapping[str, int]]  # block -> weight name -> device (-1 = host) for overridden weights
-
-
-def representative(kinds: Sequence[object]) -> list[int]:
-    """Return which of a device's blocks to lay out: every change of kind counts, long repeats do not."""
-    count = len(kinds)
-    if count <= 6:  # noqa: PLR2004
-        return list(range(count))
-    keep = {0, 1, 2, count - 1}
-    seen: dict[object, int] = {}
-    for i in range(count):
-        pair = (kinds[i - 1] if i else None, kinds[i])
-        if seen.get(pair, 0) < 2:  # noqa: PLR2004
-            seen[pair] = seen.get(pair, 0) + 1
-            keep.add(i)
-    return sorted(keep)
 
 
 def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placement: Placement) -> list[int]:
@@ -685,6 +695,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     else:
         whole = not host and not placement.moved and not placement.cache_on_host  # one split: every input first
         x = tape.op(size) if has_x else -1
+        graph.small = small
         if whole:
             graph.indices = tape.op(small)
         if first and run and not host:
@@ -694,16 +705,23 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
                 graph.mask(w)
         if has_output and whole:
             graph.chosen = tape.op(shape.rows * 4)
-    kinds = [(id(blocks[i]), i in host, bool(placement.moved.get(i))) for i in run]
-    chosen = representative(kinds)
+    kinds = [
+        (id(blocks[i]), i in host, bool(moved)) if (moved := placement.moved.get(i)) or i in host else (blocks[i].outline,) for i in run
+    ]  # fmt: skip
     last = len(blocks) - 1
     attending = [i for i in run if blocks[i].attends]
-    for position in chosen:
+    position = 0
+    seen: dict[tuple[object, ...], int] = {}
+    while position < len(run):
         i = run[position]
         block = blocks[i]
         moved = placement.moved.get(i)
         graph.final = bool(attending) and i == attending[-1]
         graph.cache_foreign = placement.cache_on_host or i in host
+        following = blocks[run[position + 1]] if position + 1 < len(run) else None
+        graph.ahead = None
+        if following is not None and following.attends and not placement.cache_on_host and run[position + 1] not in host:
+            graph.ahead = following.windowed
         if i in host:
             graph.foreign = None
         elif moved:
@@ -712,6 +730,22 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             graph.foreign = frozenset()
         x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last else -1)
         normed = -1
+        position += 1
+        if position < len(run) - 1:
+            # Blocks repeat: once the packing repeats too, whole rounds of it change nothing and are skipped.
+            live = [x, *graph.masks.values(), *(h for h in (graph.indices, graph.chosen) if h >= 0)]
+            tape.advance(*live)
+            state = (kinds[position], *tape.state(*live))
+            before = seen.get(state)
+            if before is None:
+                seen[state] = position
+            else:
+                step = position - before
+                end = position
+                while end < len(run) - 2 and kinds[end] == kinds[end - step] and run[end] not in attending[-1:]:
+                    end += 1
+                position += (end - position) // step * step
+                seen.clear()
     for i in foreign_experts[:2]:
         graph.foreign = frozenset(n for n, d in placement.moved[i].items() if d < 0)
         block = blocks[i]

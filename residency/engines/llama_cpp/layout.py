@@ -341,7 +341,7 @@ def _override_targets(overrides: Sequence[Override], table: _Table, remarks: lis
             found = table.matching(override.pattern)
         except re.error as error:
             remarks.append(Remark(
-                kind="impossible", code="override-pattern", knob="tensor.overrides", value=override.pattern,
+                kind="impossible", code="override-pattern", knob="layers.overrides", value=override.pattern,
                 message=f'the override pattern "{override.pattern}" is not a regular expression: {error}',
             ))  # fmt: skip
             continue
@@ -352,12 +352,12 @@ def _override_targets(overrides: Sequence[Override], table: _Table, remarks: lis
                 fresh += 1
         if not found and override.origin == "-ot":
             remarks.append(Remark(
-                kind="inert", code="override-matches-nothing", knob="tensor.overrides", value=override.pattern,
+                kind="inert", code="override-matches-nothing", knob="layers.overrides", value=override.pattern,
                 message=f'the override pattern "{override.pattern}" matches no tensor of this model',
             ))  # fmt: skip
         elif found and not fresh and override.origin == "-ot":
             remarks.append(Remark(
-                kind="inert", code="override-shadowed", knob="tensor.overrides", value=override.pattern,
+                kind="inert", code="override-shadowed", knob="layers.overrides", value=override.pattern,
                 message=f'every tensor the override pattern "{override.pattern}" matches was already taken by an earlier pattern',
             ))  # fmt: skip
     return taken
@@ -386,7 +386,7 @@ def _place(
         if folded != "cpu" and not folded.endswith("_host") and name not in bad:
             bad.add(name)
             remarks.append(Remark(
-                kind="impossible", code="override-target", knob="tensor.overrides", value=name,
+                kind="impossible", code="override-target", knob="layers.overrides", value=name,
                 message=f'the override target "{name}" is no buffer of this launch: {", ".join(["CPU", *(d.name for d in devices)])}',
             ))  # fmt: skip
         return -1

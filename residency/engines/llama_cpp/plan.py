@@ -9,6 +9,7 @@ from residency.checkpoint.model import Role
 from residency.ways import Way
 
 from . import soundness
+from .companions import companions
 from .fit import adjust, enabled, margins
 from .hparams import ENGINE_ARCHITECTURES
 from .layout import lay_out
@@ -47,6 +48,9 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> B
     for found in layout.devices:
         rows += _device_rows(by_name[found.device], found, layout, model)
     rows += _host_rows(layout, host.name)
+    more, said = companions(launch, models, machine, settings, devices, layout)
+    rows += more
+    remarks += said
     return Budget(
         allocations=tuple(rows),
         remarks=(*remarks, *layout.remarks),
