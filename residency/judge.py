@@ -126,7 +126,7 @@ def judge(case: Case, *, today: date | None = None, started: float | None = None
         today = calendar.today()  # noqa: DTZ011 - a waiver ends at the fleet's local midnight
     budget, findings = _evaluate(case, today)
     findings = tuple(_completed(f, case) for f in findings)
-    if ways_out and any(f.outcome is Outcome.VETO and f.ways for f in findings):
+    if ways_out and any(f.outcome in (Outcome.VETO, Outcome.WARN) and f.ways for f in findings):
         findings = _with_fixes(case, findings, today)
     return Report(
         findings=findings, budget=budget, launch=case.launch, models=case.models, machine=case.machine,
@@ -219,9 +219,21 @@ def _with_fixes(case: Case, findings: tuple[Finding, ...], today: date) -> tuple
                     fix = replace(fix, spelling=spelling or "")
                     (fixes if fix.verified else partial).append(fix)
             done.append(replace(finding, fixes=(*fixes, *partial[: OFFERED - len(fixes)])))
+        elif finding.outcome is Outcome.WARN and finding.ways:
+            fixes = [fix for way in finding.ways[:OFFERED] if (fix := _ease(way, finding, trials)) is not None]
+            done.append(replace(finding, fixes=tuple(replace(f, spelling=(spell(case.launch, f.knob, f.value) if spell else None) or "") for f in fixes)))
         else:
             done.append(finding)
     return tuple(done)
+
+
+def _ease(way: Way, finding: Finding, trials: _Trials) -> Fix | None:
+    """Return the way as a fix if the changed launch is allowed and this rule no longer warns; None otherwise."""
+    found = trials.findings(way.knob, way.value)
+    said = (Outcome.WARN, Outcome.VETO, Outcome.CANNOT_TELL)
+    if found is None or refuses(found) or any(f.rule == finding.rule and f.pool == finding.pool and f.outcome in said for f in found):
+        return None
+    return Fix(knob=way.knob, value=way.value, verified=True, note=way.note)
 
 
 def _try(way: Way, finding: Finding, trials: _Trials) -> Fix | None:

@@ -165,7 +165,8 @@ def render(report: Report, *, verbose: bool = False, budget: bool | None = None)
     if not report.engine.version_given and (shown or verbose):
         lines.append([(f"  engine version not given: judged as {clean(report.engine.label)}, the newest known", "dim")])
     rank = {Outcome.CANNOT_TELL: 0, Outcome.VETO: 1, Outcome.WARN: 2}
-    for finding in sorted(shown, key=lambda f: rank[f.outcome]):
+    # A refusal that names a missing capability says why; it comes before those that say how much.
+    for finding in sorted(shown, key=lambda f: (rank[f.outcome], f.missing is None)):
         if not report.allowed:
             lines.append([])
         lines.extend(show_finding(finding))
