@@ -27,6 +27,8 @@ class DeviceSpec:
     free_bytes: int | None = None  # what the device reports when the model is loaded
     compute_capability: str | None = None  # "9.0"
     integrated: bool | None = None
+    model: str | None = None  # product name, for the driver context
+    context_bytes: int | None = None  # measured driver context, when the machine's owner knows it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

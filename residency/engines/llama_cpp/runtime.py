@@ -1,0 +1,184 @@
+"""What a process takes on a device beside the engine's own buffers: driver context, kernel modules, pools.
+
+The engine budgets none of this. Measured on an H200 (driver 580, CUDA 13.0, llama.cpp 0.5.0, commit 0c1e570, thirteen
+launches read through the driver): 523 MiB when the back end starts, then 78 to 234 MiB at the first full prompt batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from .context import pad
+from .hparams import hyper_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from residency.checkpoint.model import Checkpoint
+
+    from .layout import Layout
+    from .settings import DeviceSpec, Settings
+
+MIB = 2**20
+
+
+class ContextRow(NamedTuple):
+    """Driver context of a compute capability: MiB per multiprocessor, and the least, likely and most MiB of a card."""
+
+    per_processor: float
+    least: int
+    likely: int
+    most: int
+    evidence: str
+
+
+#: The context grows with the multiprocessors of the card (local memory of every resident thread).
+#: Rows without a measurement of their own scale the nearest one; their bands say so.
+CONTEXTS: Mapping[str, ContextRow] = {
+    "6.1": ContextRow(3.0, 60, 150, 300, "scaled from 8.x"),
+    "7.0": ContextRow(3.6, 200, 300, 450, "scaled from 8.x"),
+    "7.5": ContextRow(3.0, 90, 170, 300, "scaled from 8.x"),
+    "8.0": ContextRow(3.9, 300, 420, 550, "scaled from 9.0"),
+    "8.6": ContextRow(3.1, 80, 256, 330, "256 MiB on an RTX 3090, 82 processors: github.com/invoke-ai/InvokeAI/issues/9413"),
+    "8.7": ContextRow(3.1, 50, 150, 300, "scaled from 8.6"),
+    "8.9": ContextRow(3.1, 80, 300, 480, "107 MiB on an RTX 4060 Ti, 34 processors: github.com/ggml-org/llama.cpp/pull/23604"),
+    "9.0": ContextRow(3.96, 480, 523, 570, "523 MiB on an H200, 132 processors, measured"),
+    "10.0": ContextRow(3.5, 400, 560, 750, "scaled from 9.0 and 12.0"),
+    "12.0": ContextRow(2.95, 100, 350, 600, "555 MiB on an RTX PRO 6000, 188 processors: github.com/ggml-org/llama.cpp/pull/23604"),
+    "12.1": ContextRow(3.0, 100, 200, 400, "scaled from 12.0"),
+}  # fmt: skip
+UNKNOWN_CONTEXT = ContextRow(3.2, 100, 300, 600, "typical of the cards above")
+
+#: Multiprocessors by a part of the product name; vendors' data sheets. The first match counts.
+PROCESSORS: tuple[tuple[str, int], ...] = (
+    ("RTX PRO 6000", 188), ("RTX 5090", 170), ("RTX 5080", 84), ("RTX 5070 Ti", 70), ("RTX 5070", 48), ("RTX 5060 Ti", 36),
+    ("RTX 6000 Ada", 142), ("RTX 4090 D", 114), ("RTX 4090", 128), ("RTX 4080 SUPER", 80), ("RTX 4080", 76),
+    ("RTX 4070 Ti SUPER", 66), ("RTX 4070 Ti", 60), ("RTX 4070 SUPER", 56), ("RTX 4070", 46), ("RTX 4060 Ti", 34),
+    ("RTX 4060", 24), ("L40S", 142), ("L40", 142), ("L4", 58), ("RTX A6000", 84), ("A40", 84), ("A10G", 80), ("A10", 72),
+    ("RTX 3090 Ti", 84), ("RTX 3090", 82), ("RTX 3080 Ti", 80), ("RTX 3080", 68), ("RTX 3070", 46), ("RTX 3060", 28),
+    ("A100", 108), ("A30", 56), ("V100", 80), ("T4", 40), ("RTX 2080 Ti", 68), ("RTX 2080", 46), ("H200", 132), ("H100 PCIe", 114),
+    ("H100", 132), ("GH200", 132), ("B200", 148), ("P40", 30), ("GTX 1080 Ti", 28), ("GB10", 48), ("Orin", 16),
+)  # fmt: skip
+
+#: MiB at the first prompt whatever the model does: kernels loaded on first use, launch state, graphs. H200, measured.
+KERNELS_MIB = (50, 66, 90)
+#: MiB when a product goes through cuBLAS: 32 MiB of workspace (compute capability 9.0, else 4 MiB) and its kernels. H200, measured.
+CUBLAS_MIB = (70, 98, 120)
+CUBLAS_WORKSPACE_MIB = {9: 32}
+CUBLAS_WORKSPACE_OTHER_MIB = 4
+#: Partial sums of one matrix product spread over the whole card (``mmq.cuh``): processors x 128 x 128 floats.
+PARTIAL_BYTES = 128 * 128 * 4
+#: The pool takes memory from the driver in steps of this many bytes.
+POOL_STEP = 2 * MIB
+#: Attention without flash attention converts scores and operands: this many half-precision score matrices. H200, measured.
+SCORE_COPIES = 3.6
+#: Host weights on their way to the device, MiB. H200, measured with half the blocks on the host.
+OFFERED_MIB = (4, 16, 48)
+#: The driver gives out memory in steps of 2 MiB, so every buffer loses up to one.
+BUFFER_STEP_MIB = (1, 4, 12)
+#: float types whose products are cuBLAS products at a large batch.
+_FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeBytes:
+    """Bytes beside the engine's buffers on one device; each a (certain, likely, at most) triple."""
+
+    device: str
+    context: tuple[int, int, int]  # when the back end starts
+    first_prompt: tuple[int, int, int]  # at the first full prompt batch
+    later: int  # more that a deep context can add after that, at most
+    evidence: str
+
+
+def processors_of(device: DeviceSpec) -> int | None:
+    """Return the multiprocessors of a card known by its product name."""
+    if device.model is None:
+        return None
+    folded = device.model.casefold()
+    return next((count for name, count in PROCESSORS if name.casefold() in folded), None)
+
+
+def driver_context(device: DeviceSpec) -> tuple[tuple[int, int, int], str]:
+    """Return the driver context of a process on a device, in bytes, and where the figure comes from."""
+    if device.context_bytes is not None:
+        return (device.context_bytes,) * 3, "measured on this machine"
+    if device.kind not in ("cuda", "rocm", "musa"):
+        return (0, 64 * MIB, 256 * MIB), "no measurement for this kind of device"
+    row = CONTEXTS.get(device.compute_capability or "", UNKNOWN_CONTEXT)
+    processors = processors_of(device)
+    if device.compute_capability == "9.0" or processors is None:
+        return (row.least * MIB, row.likely * MIB, row.most * MIB), row.evidence
+    likely = int(row.per_processor * processors)
+    return (int(likely * 0.8) * MIB, likely * MIB, int(likely * 1.25) * MIB), f"{row.evidence}; {processors} processors"
+
+
+def _uses_cublas(checkpoint: Checkpoint) -> bool:
+    """Whether some block has a float matrix (a router, a float model), which goes to cuBLAS at a large batch."""
+    return any(
+        t.layer is not None and len(t.shape) > 1 and t.type_name in _FLOAT_TYPES and t.shape[1] > 1
+        and not t.name.endswith(("conv1d.weight", "ssm_a", "ape.weight"))
+        for t in checkpoint.tensors
+    )  # fmt: skip
+
+
+def runtime(checkpoint: Checkpoint, settings: Settings, layout: Layout, devices: tuple[DeviceSpec, ...]) -> tuple[RuntimeBytes, ...]:
+    """Return what each device of a layout carries beside the engine's buffers.
+
+    ``devices`` are those of the layout, in its order. A device that holds and computes nothing still pays its context:
+    the engine starts the back end on every device it lists.
+    """
+    hyper = hyper_parameters(checkpoint)
+    resolved = layout.resolved
+    tokens = min(resolved.n_ctx, resolved.n_ubatch)
+    float_products = _uses_cublas(checkpoint)
+    used_value = checkpoint.hparam("expert_used_count")
+    used = max(used_value) if isinstance(used_value, tuple) and used_value else used_value
+    used = int(used) if isinstance(used, (int, float)) else 0
+    widest = max([hyper.embedding, *hyper.feed_forward])
+    found = []
+    for spec, there in zip(devices, layout.devices, strict=True):
+        context, evidence = driver_context(spec)
+        if there.compute_likely <= 0 and not there.tensors:
+            found.append(RuntimeBytes(device=spec.name, context=context, first_prompt=(0, 0, 0), later=0, evidence=evidence))
+            continue
+        processors = processors_of(spec) or 132
+        partial = processors * PARTIAL_BYTES if spec.kind == "cuda" else 0
+        rows = tokens * max(used, 1)
+        quantised = max(_quantised(widest, tokens), _quantised(hyper.embedding, rows) if used else 0)
+        pool = pad(max(quantised, _quantised(hyper.embedding, tokens) + partial), POOL_STEP)
+        low, likely, high = (mib * MIB for mib in KERNELS_MIB)
+        low += pool // 2
+        likely += pool
+        high += pool * 2
+        later = 0
+        major = int((spec.compute_capability or "9").split(".")[0])
+        saved = (CUBLAS_WORKSPACE_MIB[9] - CUBLAS_WORKSPACE_MIB.get(major, CUBLAS_WORKSPACE_OTHER_MIB)) * MIB
+        flash = resolved.flash
+        heads = max(hyper.heads, default=0)
+        attends = any(hyper.attends)
+        if float_products or (attends and not flash):
+            low += CUBLAS_MIB[0] * MIB - saved
+            likely += CUBLAS_MIB[1] * MIB - saved
+            high += CUBLAS_MIB[2] * MIB - saved
+        if attends and not flash:
+            scores = heads * tokens * pad(tokens, 256) * 2
+            low += scores
+            likely += pad(int(scores * SCORE_COPIES), POOL_STEP)
+            high += scores * 6
+            later = max(heads * tokens * resolved.n_ctx_seq * 2 - scores * 2, 0)
+        if layout.host.layers and settings.op_offload:
+            low += OFFERED_MIB[0] * MIB
+            likely += OFFERED_MIB[1] * MIB
+            high += OFFERED_MIB[2] * MIB
+        low += BUFFER_STEP_MIB[0] * MIB
+        likely += BUFFER_STEP_MIB[1] * MIB
+        high += BUFFER_STEP_MIB[2] * MIB
+        found.append(RuntimeBytes(device=spec.name, context=context, first_prompt=(low, likely, high), later=later, evidence=evidence))
+    return tuple(found)
+
+
+def _quantised(width: int, rows: int) -> int:
+    """Bytes of activations quantised to 8 bits for one matrix product (``quantize.cu``: 36 bytes per 32)."""
+    return rows * pad(width, 512) * 36 // 32
