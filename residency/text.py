@@ -26,9 +26,14 @@ def shorten(text: str, most: int = 60) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return the text as a sentence: first letter a capital, a full stop at its end."""
+    """Return the text as a sentence: a full stop at its end, and a capital first letter unless it begins with a name.
+
+    ``general.architecture`` or ``blk.0.attn_q.weight`` stays as it is written in the file.
+    """
     text = text.strip()
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+    first = text.split(" ", 1)[0]
+    start = text[:1].upper() if first.isalpha() else text[:1]
+    return f"{start}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
 def columns(text: str) -> int:

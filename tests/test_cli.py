@@ -1,0 +1,336 @@
+"""The command line as a user meets it: verdicts, exit codes, whole outputs, damaged files, odd environments."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from gguf_writer import write_gguf, write_split
+
+from residency.checkpoint import read
+from residency.cli import main
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([str(a) for a in arguments])
+    return code, out.getvalue(), err.getvalue()
+
+
+def process(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "residency", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+def steady(text: str) -> str:
+    """The text without elapsed time."""
+    return re.sub(r"\d+\.\d\d s", "0.00 s", text)
+
+
+def test_allowed_is_one_line(gemma_path):
+    code, out, err = run("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-m", gemma_path, "-c", "4096")
+    assert (code, err) == (0, "")
+    assert steady(out) == "ALLOW  Gemma 3 270m · llama.cpp 0.5.0 · CPU only, 32 GB                  1 file, 236 tensors, 0.00 s\n"
+
+
+def test_too_much_context_is_vetoed_with_need_have_and_the_largest_that_passes(gemma_path):
+    arguments = ("--machine", "cpu-only-32gb", "--", "llama-server", "-m", str(gemma_path), "-c", "200000000")
+    code, out, _ = run("validate", *arguments)
+    assert code == 1
+    # Three full layers and fifteen windowed ones, K and V of 256 halves each; four slots share one cache:
+    # windows of 512 x 4 + 512 tokens, padded to 2560 cells.
+    cache = 200000000 // 256 * 256 + 0
+    need = cache * 3 * 2 * 256 * 2 + 2560 * 15 * 2 * 256 * 2
+    assert "28.00 GiB is free" in out
+    assert f"KV cache of {cache} tokens wants {need / 2**30:.2f} GiB" in out
+    assert "argument 3 (-c)  context.length = 200000000" in out
+    best = int(re.search(r"try +-c (\d+) +verified", out)[1])
+    assert run("validate", *arguments[:-1], str(best))[0] == 0
+    assert run("validate", *arguments[:-1], str(best + 256))[0] == 1
+
+
+def test_json_is_one_document_and_nothing_else(gemma_path):
+    code, out, err = run("validate", "--format", "json", "--machine", "rtx-3090", "--", "llama-server", "-m", gemma_path, "-c", "4096")
+    report = json.loads(out)
+    assert (code, err, report["schema"], report["verdict"], report["exit_code"]) == (0, "", "residency.report/1", "allow", 0)
+    assert set(report) >= {"engine", "model", "machine", "findings", "budget"}
+    card = next(p for p in report["budget"]["pools"] if p["name"] == "CUDA0")
+    weights = [a for a in card["allocations"] if a["purpose"] == "weights"]
+    # Tied embeddings: the card holds every tensor, the token table as the output. CUDA's rule by hand: quantised rows that
+    # are no multiple of 512 take (512 - n % 512) elements more, once per tensor; every tensor starts at a multiple of 128.
+    packed = {"Q8_0": (32, 34), "Q5_0": (32, 22), "Q4_K": (256, 144), "Q6_K": (256, 210)}
+    want = 0
+    for t in read(str(gemma_path)).tensors:
+        block, size = packed.get(t.type_name, (1, 0))
+        want += -(-(t.nbytes + -t.shape[0] % 512 // block * size) // 128) * 128
+    assert sum(a["certain_bytes"] for a in weights) == want == 246624128
+
+
+@pytest.mark.parametrize("form", ["sarif", "github", "junit"])
+def test_other_formats_name_the_rule(form, gemma_path):
+    code, out, _ = run("validate", "--format", form, "--machine", "rtx-3090", "--", "llama-server", "-m", gemma_path, "-c", "200000000")
+    assert code == 1
+    assert "memory-budget/pools" in out
+    if form == "sarif":
+        document = json.loads(out)
+        assert document["runs"][0]["results"][0]["level"] == "error"
+    if form == "junit":
+        from xml.etree import ElementTree as Tree
+
+        assert Tree.fromstring(out)[0].attrib["failures"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["validate", "nope.toml"], "error: nope.toml: no such file\n"),
+        (["validate", "--", "llama-server", "-m", "nope.gguf"], "error: argument 1 (-m): nope.gguf: no such file\n"),
+        (["validate"], "error: give a launch file, or an engine's command line after --\n"),
+        (["validate", "--"], "error: nothing follows --; an engine's command line is expected there\n"),
+        (["validate", "--", "llama-server", "--ctx-sze", "4096"], "error: argument 1 (--ctx-sze): llama-server has no flag --ctx-sze; did you mean --ctx-size?\n"),
+        (["explain", "memory-budget/pool"], 'error: no rule is called "memory-budget/pool"; did you mean "memory-budget/pools"?\n'),
+        (["validate", "--machine", "rtx3090", "--", "llama-server"], 'error: no machine profile is called "rtx3090"; did you mean "rtx-3090"?\n'),
+    ],
+)
+def test_bad_input_is_exit_2_and_a_sentence(arguments, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*arguments)
+    assert (code, out, err) == (2, "", said)
+
+
+def test_one_run_reports_profile_and_model(tmp_path):
+    profile = tmp_path / "m.toml"
+    profile.write_text('[[pools]]\nname = "host"\ntotl = "1GiB"\n')
+    code, _, err = run("validate", "--machine", profile, "--", "llama-server", "-m", tmp_path / "x.gguf")
+    assert code == 2
+    assert f'{profile}:3:1: pools[0].totl is not a key of a profile; did you mean "total"?' in err
+    assert "x.gguf: no such file" in err
+
+
+def test_control_characters_never_reach_the_terminal(tmp_path):
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e"
+    path = tmp_path / "evil.gguf"
+    write_gguf(path, {"general.architecture": f"llama{evil}", "general.name": evil}, [(f"blk.0.{evil}", "F32", (8,))])
+    for arguments in (["validate", "--machine", "cpu-only-32gb", "-v", "--", "llama-server", "-m", path], ["census", path], ["validate", f"{evil}.toml"]):
+        _, out, err = run(*arguments)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", out + err)
+
+
+LLAMA = {
+    "general.architecture": "llama", "llama.block_count": 1, "llama.embedding_length": 256, "llama.attention.head_count": 4,
+    "llama.feed_forward_length": 512, "llama.context_length": 4096,
+}  # fmt: skip
+TENSORS = [
+    ("token_embd.weight", "F16", (256, 100)), ("blk.0.attn_q.weight", "F16", (256, 256)), ("blk.0.attn_k.weight", "F16", (256, 256)),
+    ("blk.0.attn_v.weight", "F16", (256, 256)), ("blk.0.attn_output.weight", "F16", (256, 256)), ("blk.0.attn_norm.weight", "F32", (256,)),
+    ("blk.0.ffn_up.weight", "F16", (256, 512)), ("blk.0.ffn_gate.weight", "F16", (256, 512)), ("blk.0.ffn_down.weight", "F16", (512, 256)),
+    ("blk.0.ffn_norm.weight", "F32", (256,)), ("output_norm.weight", "F32", (256,)),
+]  # fmt: skip
+
+
+def patched(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert data.count(old) >= 1
+    path.write_bytes(data.replace(old, new, 1))
+
+
+def damage_unknown_type(path: Path) -> str:
+    write_gguf(path, LLAMA, [*TENSORS, ("blk.0.extra.weight", 200, (32,), 64)])
+    return "blk.0.extra.weight"
+
+
+def damage_unknown_architecture(path: Path) -> str:
+    write_gguf(path, {**LLAMA, "general.architecture": "lama"}, TENSORS)
+    return "general.architecture is 'lama'"
+
+
+def damage_cut(path: Path) -> str:
+    write_gguf(path, LLAMA, TENSORS)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 400_000)
+    return "blk.0."
+
+
+def damage_cut_header(path: Path) -> str:
+    write_gguf(path, LLAMA, TENSORS)
+    with path.open("r+b") as file:
+        file.truncate(300)
+    return "the file ends here"
+
+
+def damage_string_length(path: Path) -> str:
+    write_gguf(path, LLAMA, TENSORS)
+    patched(path, struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 2**63) + b"llama")
+    return "general.architecture"
+
+
+def damage_tensor_count(path: Path) -> str:
+    write_gguf(path, LLAMA, TENSORS)
+    patched(path, struct.pack("<IQ", 3, len(TENSORS)), struct.pack("<IQ", 3, 2**60))
+    return str(2**60)
+
+
+def damage_duplicate_tensor(path: Path) -> str:
+    write_gguf(path, LLAMA, [*TENSORS, ("blk.0.attn_q.weight", "F16", (256, 256))])
+    return "blk.0.attn_q.weight"
+
+
+def damage_wrong_magic(path: Path) -> str:
+    path.write_bytes(b"GGML" + bytes(100))
+    return "GGUF"
+
+
+def damage_empty(path: Path) -> str:
+    path.touch()
+    return "empty"
+
+
+def damage_directory(path: Path) -> str:
+    path.mkdir()
+    return "directory"
+
+
+def damage_fifo(path: Path) -> str:
+    os.mkfifo(path)
+    return "FIFO"
+
+
+def damage_huge_block_count(path: Path) -> str:
+    write_gguf(path, {**LLAMA, "llama.block_count": {"u32": 2**32 - 1}}, TENSORS)
+    return "llama.block_count"
+
+
+def damage_text_for_a_number(path: Path) -> str:
+    write_gguf(path, {**LLAMA, "llama.attention.head_count": "many"}, TENSORS)
+    return "llama.attention.head_count"
+
+
+def damage_missing_key(path: Path) -> str:
+    write_gguf(path, {k: v for k, v in LLAMA.items() if k != "llama.block_count"}, TENSORS)
+    return "llama.block_count"
+
+
+def damage_projector_as_model(path: Path) -> str:
+    write_gguf(path, {"general.architecture": "clip"}, [("v.blk.0.ln1.weight", "F32", (64,))])
+    return "projector"
+
+
+DAMAGES = [value for name, value in sorted(globals().items()) if name.startswith("damage_")]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__.removeprefix("damage_"))
+def test_a_damaged_file_is_refused_by_name_without_a_traceback(damage, tmp_path):
+    path = tmp_path / "model.gguf"
+    named = damage(path)
+    before = sorted(tmp_path.iterdir())
+    done = process("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-m", path, "-c", "512")
+    said = done.stdout + done.stderr
+    assert done.returncode in (1, 2), said
+    assert named in " ".join(said.split()), said
+    assert "Traceback" not in said
+    assert sorted(tmp_path.iterdir()) == before, "nothing is written next to the model files"
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    paths = write_split(tmp_path, "m", LLAMA, [[t] for t in TENSORS[:10]] + [[t] for t in TENSORS[10:]] + [[("a.weight", "F32", (8,))], [("b.weight", "F32", (8,))]])
+    assert len(paths) == 13
+    Path(paths[1]).unlink()
+    code, out, _ = run("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-m", paths[0], "-c", "512")
+    assert code == 1
+    assert "m-00002-of-00013.gguf" in " ".join(out.split())
+
+
+def test_shards_joined_with_cat_are_named(tmp_path):
+    paths = write_split(tmp_path, "m", LLAMA, [TENSORS[:5], TENSORS[5:]])
+    joined = tmp_path / "joined.gguf"
+    joined.write_bytes(b"".join(Path(p).read_bytes() for p in paths))
+    code, out, _ = run("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-m", joined, "-c", "512")
+    assert code == 1
+    assert "joined.gguf" in out
+
+
+def test_no_home_no_colour_no_terminal_ascii_output(gemma_path, tmp_path):
+    environ = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = process("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-m", gemma_path, "-c", "4096", env=environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ALLOW  Gemma 3 270m")
+
+
+def test_ten_thousand_variables_do_not_matter(gemma_path):
+    environ = {**os.environ, **{f"VARIABLE_{i}": "x" for i in range(10_000)}}
+    done = process("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-m", gemma_path, "-c", "4096", env=environ)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_residency_variable_is_refused(gemma_path):
+    environ = {**os.environ, "RESIDENCY_CONTEX__LENGTH": "3"}
+    done = process("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-m", gemma_path, env=environ)
+    assert done.returncode == 2
+    assert "did you mean RESIDENCY_CONTEXT__LENGTH" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_approval(gemma_path):
+    command = [sys.executable, "-m", "residency", "rules"]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started.stdout.close()
+    assert "Traceback" not in started.stderr.read()
+    started.wait(timeout=30)
+    started.stderr.close()
+
+
+def test_help_says_what_each_command_does():
+    code, out, _ = run("--help")
+    assert code == 0
+    for word in ("validate", "plan", "census", "probe", "rules", "explain", "schema", "plugins", "exit codes"):
+        assert word in out
+
+
+def test_schema_is_a_json_schema():
+    code, out, _ = run("schema")
+    assert code == 0
+    assert json.loads(out)["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_offers_every_command(shell):
+    code, out, _ = run("completion", shell)
+    assert code == 0
+    assert "validate" in out
+    assert "census" in out
+
+
+def test_several_launches_together(gemma_path, tmp_path):
+    for name, context in (("a", 4096), ("b", 8192)):
+        (tmp_path / f"{name}.toml").write_text(
+            f'[engine]\nname = "llama.cpp"\n[model]\npath = "{gemma_path}"\n[context]\nlength = {context}\n[machine]\nprofile = "rtx-3090"\n'
+        )
+    code, out, _ = run("validate", "--together", "--format", "json", tmp_path / "a.toml", tmp_path / "b.toml")
+    assert code == 0
+    reports = json.loads(out)["reports"]
+    need = [next(p["need_bytes"] for p in r["budget"]["pools"] if p["name"] == "CUDA0") for r in reports]
+    assert len(need) == 3
+    assert need[2] == need[0] + need[1]
+
+
+def test_presets_check_each_model_and_the_worst_combination(gemma_path, tmp_path):
+    presets = tmp_path / "models.ini"
+    presets.write_text(f"[*]\nmodels-max = 2\nmodel = {gemma_path}\nn-gpu-layers = 99\n[one]\nc = 6000000\n[two]\nc = 6000000 # big\n[three]\nctx-size = 4096\n")
+    code, out, _ = run("validate", "--machine", "rtx-4090", "--format", "json", presets)
+    reports = json.loads(out)["reports"]
+    assert [r["launch"] for r in reports[:3]] == ["one", "two", "three"]
+    assert reports[3]["launch"] == "2 launches at once: one + two"
+    assert code == 1
+    presets.write_text(f"[a]\nmodel = {gemma_path}\ncttx-size = 4096\n")
+    code, _, err = run("validate", "--machine", "rtx-4090", presets)
+    assert code == 2
+    assert f"{presets}:3:1: cttx-size is not an option; did you mean ctx-size?" in err
