@@ -602,15 +602,30 @@ class Graph:
     def logits(self, x: int, vocabulary: int, rows: int, copy: int = 0) -> None:
         """Final norm and logits, both results."""
         tape = self.tape
-        size = self.hyper.embedding * rows * 4
+        late = self.hyper.architecture in LATE_ROWS
+        size = self.hyper.embedding * (self.t4 if late else rows * 4)
         n = tape.same(size, x) if not self.layer_norm else tape.op(size, x)
         n = tape.result(size, n)
+        if late:
+            chosen = self.chosen if self.chosen >= 0 else tape.op(4 * rows)
+            self.chosen = -1
+            n = tape.keep(self.hyper.embedding * rows * 4, n, chosen)
         weight = (tape.op(copy),) if copy else ()
         tape.keep(vocabulary * rows * 4, n, *weight)
 
 
 #: Positions are added or biased, not rotated.
-NO_ROPE = frozenset("bloom mpt refact jais gpt2 starcoder baichuan-13b jamba nemotron_h nemotron_h_moe granitehybrid plamo2".split())
+NO_ROPE = frozenset(
+    """
+    bloom mpt refact jais gpt2 starcoder jamba nemotron_h nemotron_h_moe granitehybrid plamo2
+    """.split()
+)
+#: Rows of the result are picked after the last block: draft heads read every token's state, which is a result too.
+LATE_ROWS = frozenset(
+    """
+    bailingmoe3 cohere2moe gemma4 hy_v3 nemotron_h gpt-oss qwen35 qwen35moe qwen3next step35
+    """.split()
+)
 #: The block norm has no weight (olmo).
 NORM_WITHOUT_WEIGHT = frozenset({"olmo"})
 
@@ -728,7 +743,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             graph.foreign = frozenset(n for n, d in moved.items() if d < 0) if device == 0 or not placement.offered else frozenset()
         else:
             graph.foreign = frozenset()
-        x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last else -1)
+        x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last and hyper.architecture not in LATE_ROWS else -1)
         normed = -1
         position += 1
         if position < len(run) - 1:
@@ -755,7 +770,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         order = tape.op(block.weights["ffn_gate_inp"].out * graph.t4)
         weights = tape.op(block.experts_used * graph.t4)
         tape.hold(graph.experts(block, n, order, weights))
-    tape.hold(*(h for h in (graph.indices, graph.chosen) if h >= 0))
+    tape.hold(*(h for h in (graph.indices, *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
     if has_output:
         if not run and x < 0:
             x = tape.op(size)
