@@ -85,9 +85,9 @@ def test_other_formats_name_the_rule(form, gemma_path):
         document = json.loads(out)
         assert document["runs"][0]["results"][0]["level"] == "error"
     if form == "junit":
-        from xml.etree import ElementTree as Tree
+        from xml.etree import ElementTree as ET
 
-        assert Tree.fromstring(out)[0].attrib["failures"] == "1"
+        assert ET.fromstring(out)[0].attrib["failures"] == "1"
 
 
 @pytest.mark.parametrize(

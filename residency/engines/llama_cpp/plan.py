@@ -14,8 +14,11 @@ from .fit import adjust, enabled, margins
 from .hparams import ENGINE_ARCHITECTURES
 from .layout import lay_out
 from .resolve import program_of, resolve
+from .runtime import driver_context, runtime
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from residency.checkpoint.model import Checkpoint
     from residency.engines.base import Models
     from residency.launch.model import Launch
@@ -47,6 +50,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> B
     by_name = {d.name: d for d in devices}  # a launch that is not split uses fewer than it names
     for found in layout.devices:
         rows += _device_rows(by_name[found.device], found, layout, model)
+    rows += _runtime_rows(model, settings, layout, by_name)
     rows += _host_rows(layout, host.name)
     more, said = companions(launch, models, machine, settings, devices, layout)
     rows += more
@@ -80,7 +84,8 @@ def _leaves_room(layout: Layout, launch: Launch, settings: Settings, host: Pool)
         total = layout.host.weights + layout.host.experts + layout.host.kv + layout.host.state + layout.host.compute_likely
         return host.free_bytes is None or total <= host.free_bytes
     keep = dict(zip((d.name for d in settings.devices), margins(launch, len(settings.devices)), strict=False))
-    free = {d.name: d.free_bytes or 0 for d in settings.devices}
+    # The engine reads what is free after the back end has started, so the driver context is gone from it.
+    free = {d.name: (d.free_bytes or 0) - driver_context(d)[0][1] for d in settings.devices}
     return all(
         d.weights + d.experts + d.kv + d.state + d.compute_likely + keep[d.device] <= free[d.device] for d in layout.devices
     )
@@ -112,6 +117,26 @@ def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Chec
                        certain_bytes=found.compute_certain, likely_bytes=found.compute_likely, at_most_bytes=found.compute_at_most,
                        knob="context.micro_batch", **more)
         )  # fmt: skip
+    return rows
+
+
+def _runtime_rows(model: Checkpoint, settings: Settings, layout: Layout, devices: Mapping[str, Device]) -> list[Allocation]:
+    """Return what the process takes beside the engine's buffers; the engine itself budgets none of it."""
+    specs = {s.name: s for s in settings.devices}
+    rows = []
+    for found in runtime(model, settings, layout, tuple(specs[d.device] for d in layout.devices)):
+        device = devices[found.device]
+        parts = (
+            ("driver context", Phase.BEFORE, found.context),
+            ("kernels, workspaces and pools of the first prompt", Phase.FIRST_FORWARD, found.first_prompt),
+        )
+        for name, phase, (certain, likely, most) in parts:
+            more = found.later if phase is Phase.FIRST_FORWARD else 0
+            if most + more:
+                rows.append(
+                    Allocation(pool=device.pool, purpose=Purpose.RUNTIME, name=name, phase=phase, certain_bytes=certain, likely_bytes=likely,
+                               at_most_bytes=most + more, device=device.name, accounted=False, evidence=found.evidence)
+                )  # fmt: skip
     return rows
 
 

@@ -147,7 +147,8 @@ def _spec(device: Device, machine: Machine) -> DeviceSpec:
     free = pool.free_bytes if pool is not None and pool.free_bytes is not None else (pool.total_bytes if pool else None)
     return DeviceSpec(
         name=device.name, kind=device.kind, free_bytes=free,
-        compute_capability=device.compute_capability, integrated=device.integrated,
+        compute_capability=device.compute_capability, integrated=device.integrated, model=device.model,
+        context_bytes=device.context_bytes,
     )  # fmt: skip
 
 
