@@ -67,9 +67,9 @@ def _refusal(found: PoolSum, towers: Allocation, device: Device, exceeded: Over,
     pool = found.pool
     free = f", {size(pool.free_bytes)} of it free" if pool.free_bytes is not None else ""
     counted = plural(towers.pieces, "expert tower") if towers.pieces > 1 else "the expert towers"
-    largest = f", the largest single allocation {towers.largest_bytes} bytes" if towers.largest_bytes is not None else ""
+    largest = f", the largest single allocation {towers.largest_bytes:,} bytes" if towers.largest_bytes is not None else ""
     message = (
-        f"{device.name} must hold every expert: {counted}, {towers.likely_bytes} bytes ({size(towers.likely_bytes)}){largest}, "
+        f"{device.name} must hold every expert: {counted}, {towers.likely_bytes:,} bytes ({size(towers.likely_bytes)}){largest}, "
         f"in a pool of {size(pool.total_bytes)}{free}."
     )
     message += _where_it_ends(found, towers, facts)
@@ -102,14 +102,16 @@ def _where_it_ends(found: PoolSum, towers: Allocation, facts: Facts) -> str:
         pieces = [t for t in pieces if t.layer is not None and t.layer < first]
     if len(pieces) != towers.pieces:
         return ""  # some of them stay elsewhere, and which is the engine's affair
+    in_file = sum(t.nbytes for t in pieces)
     committed, fit = other, 0
     for tensor in pieces:
-        if committed + tensor.nbytes > total:
+        piece = tensor.nbytes * towers.likely_bytes // in_file if in_file else 0  # an engine may write them out wider
+        if committed + piece > total:
             layers = model.integer("block_count")
             when = "the first forward would fail" if towers.phase is Phase.FIRST_FORWARD else "the load would fail"
             return (
                 f" Beside the other weights ({size(other)} once written out) about {fit} of them fit, even with the whole pool free, "
                 f"so {when} in layer {tensor.layer} of {layers}."
             )
-        committed, fit = committed + tensor.nbytes, fit + 1
+        committed, fit = committed + piece, fit + 1
     return ""

@@ -107,6 +107,11 @@ def expands(tensor: Tensor, recurrent: frozenset[int], settings: Settings) -> bo
     return tensor.layer in recurrent and (".attn_qkv." in tensor.name or ".ssm_out." in tensor.name)
 
 
+def piece_bytes(tensor: Tensor, recurrent: frozenset[int], settings: Settings) -> int:
+    """Return what one tensor takes where it is computed on."""
+    return expanded_bytes(tensor) if expands(tensor, recurrent, settings) else tensor.nbytes
+
+
 def weights_of(model: Checkpoint, settings: Settings) -> Weights:
     """Sort a model's tensor table."""
     first = first_mtp_block(model.integer("block_count"), model.integer("nextn_predict_layers"))

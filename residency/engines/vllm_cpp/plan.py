@@ -18,12 +18,24 @@ from residency.ways import Way
 
 from . import lane
 from .capabilities import CAPABILITIES
-from .memory import batched_tokens, kv_block_bytes, scratch_bytes, slice_bytes, state_bytes, weights_of
+from .memory import (
+    batched_tokens,
+    bound_bytes,
+    kv_block_bytes,
+    piece_bytes,
+    recurrent_layers,
+    scratch_bytes,
+    slice_bytes,
+    state_bytes,
+    weights_of,
+)
 from .remarks import PLACEABLE, pool_blocks, remarks, streams
 from .settings import resolve
 from .versions import FIT_CHECK, NEWEST, OLDEST, TREES, is_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from residency.checkpoint.model import Checkpoint, Tensor
     from residency.engines.base import Models
     from residency.launch.model import Launch
@@ -77,6 +89,11 @@ class _Layout:
     def weights(self) -> Weights:
         """The tensor table by fate."""
         return weights_of(self.model, self.settings)
+
+    @cached_property
+    def recurrent(self) -> frozenset[int]:
+        """Blocks with a recurrent state."""
+        return recurrent_layers(self.model)
 
     @cached_property
     def streaming(self) -> bool:
@@ -148,10 +165,17 @@ class _Layout:
     def _towers(self) -> tuple[Group, ...]:
         return (self.weights.experts, self.weights.mtp_experts) if self.with_mtp else (self.weights.experts,)
 
-    def _largest(self, *groups: Group) -> dict[str, Any]:
-        tensors = [t for g in groups for t in g.tensors]
-        largest = max(tensors, key=lambda t: t.nbytes, default=None)
-        return {} if largest is None else {"largest_name": largest.name, "largest_bytes": largest.nbytes, "pieces": len(tensors)}
+    def _piece(self, tensor: Tensor) -> int:
+        return piece_bytes(tensor, self.recurrent, self.settings)
+
+    def _largest(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        """The largest single tensor, by the figure that is certain."""
+
+        def certain(tensor: Tensor) -> int:
+            return bound_bytes(tensor, self.settings) if self.settings.keep_quant else self._piece(tensor)
+
+        largest = max(tensors, key=certain, default=None)
+        return {} if largest is None else {"largest_name": largest.name, "largest_bytes": certain(largest), "pieces": len(tensors)}
 
     def _cpu_weights(self) -> list[Allocation]:
         host = self.machine.host_pool.name
@@ -171,7 +195,7 @@ class _Layout:
             rows.append(Allocation.mapped(host, Purpose.WEIGHTS, "weights borrowed from the file", borrowed, knob="memory.load"))
         else:
             rows.append(Allocation.exact(host, Purpose.WEIGHTS, "weights read into memory", Phase.LOAD, borrowed, backing="anonymous",
-                                         knob="memory.load", **self._largest(*everything)))  # fmt: skip
+                                         knob="memory.load", **self._largest([t for g in everything for t in g.tensors])))  # fmt: skip
         if self.in_slots:
             rows.append(self._slots(host, None, "anonymous"))
         return rows
@@ -186,25 +210,25 @@ class _Layout:
         dense, towers = self._dense(), self._towers()
         checked = device.kind in ("cuda", "rocm")  # metal and vulkan may read the mapping in place
         held = sum(g.held_bytes for g in dense)
-        bound = min(held, sum(g.bound_bytes for g in dense)) if checked else 0
+        bound = 0
+        if checked:  # with keep-quant off everything is written out, and that is certain too
+            bound = min(held, sum(g.bound_bytes for g in dense)) if settings.keep_quant else held
         rows = [
             Allocation(pool=device.pool, purpose=Purpose.WEIGHTS, name="weights outside the experts", phase=Phase.FIRST_FORWARD,
-                       certain_bytes=bound, likely_bytes=held, at_most_bytes=held, device=device.name, **self._largest(*dense))
+                       certain_bytes=bound, likely_bytes=held, at_most_bytes=held, device=device.name, **self._largest([t for g in dense for t in g.tensors]))
         ]  # fmt: skip
         mapped = sum(g.held_bytes - g.own_bytes for g in (*dense, *towers)) if settings.mmap else 0
         if self.in_slots:
             rows.append(self._slots(device.pool, device.name, "device"))
         else:
             staged = [t for g in towers for t in g.tensors if self._on_device(t)]
-            every = sum(len(g.tensors) for g in towers)
-            bytes_ = sum(g.held_bytes for g in towers) if len(staged) == every else sum(t.nbytes for t in staged)
             if staged:
-                largest = max(staged, key=lambda t: t.nbytes)
-                certain = min(bytes_, sum(g.bound_bytes for g in towers)) if checked else 0
+                held_towers = sum(self._piece(t) for t in staged)
+                # Written out there is no smaller figure; kept as they are, the engine's bound is the file's.
+                certain = held_towers if checked else 0
                 rows.append(
                     Allocation(pool=device.pool, purpose=Purpose.EXPERTS, name="expert towers", phase=Phase.FIRST_FORWARD, device=device.name,
-                               certain_bytes=certain, likely_bytes=bytes_, at_most_bytes=bytes_, knob="experts.stream",
-                               largest_name=largest.name, largest_bytes=largest.nbytes, pieces=len(staged))
+                               certain_bytes=certain, likely_bytes=held_towers, at_most_bytes=held_towers, knob="experts.stream", **self._largest(staged))
                 )  # fmt: skip
         if mapped:
             rows.append(Allocation.mapped(host, Purpose.WEIGHTS, "file mapping the weights are read from", mapped, knob="memory.load"))

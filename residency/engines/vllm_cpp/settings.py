@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 #: Blocks of the KV pool when nothing sizes it, and tokens per block: 8,192 tokens for the whole server.
 DEFAULT_BLOCKS, DEFAULT_BLOCK_SIZE = 256, 32
-#: Sequences served at once by default; 8 before the tree of August.
-DEFAULT_SEQUENCES = {"2026.07": 8, DEVICE_SELECTION: 32}
+#: Sequences at once by default: the server's own default since the tree of August, and the engine's, which the server
+#: had before and every other program still has.
+SERVER_SEQUENCES, ENGINE_SEQUENCES = 32, 8
 #: Order in which ``--device auto`` looks for an accelerator.
 AUTO = ("cuda", "rocm", "metal", "vulkan")
 
@@ -106,7 +107,8 @@ def resolve(launch: Launch, machine: Machine, version: str) -> Settings:
     """Return the settings of a launch at one version."""
     asked = Asked(launch)
     get = asked.get
-    sequences = DEFAULT_SEQUENCES[DEVICE_SELECTION if version_in(version, DEVICE_SELECTION, None) else "2026.07"]
+    server = launch.program in (None, "vllm-server") and version_in(version, DEVICE_SELECTION, None)
+    sequences = SERVER_SEQUENCES if server else ENGINE_SEQUENCES
     uva = asked.offload_document.get("uva", {}).get("cpu_offload_gb", 0)
     prefetch = asked.offload_document.get("prefetch", {}).get("offload_group_size", 0)
     backend = asked.offload_document.get("offload_backend")
