@@ -150,11 +150,14 @@ class Graph:
         self.hyper = hyper
         self.shape = shape
         self.layer_norm = layer_norm
-        self.masks: dict[bool, int] = {}
+        self.masks: dict[bool | None, int] = {}  # by window; None is an indexer's own
         self.foreign: frozenset[str] | None = frozenset()  # weights of the current block in host memory; None = all
         self.cache_foreign = False
         self.indices = -1  # positions and cache rows, until the last attention
         self.chosen = -1  # rows of the result, until they are picked
+        self.wide = max(hyper.hyper_streams, 1)  # residual streams side by side
+        self.leaves: list[int] = []  # per sparse block: a table of chosen cells, there from the start
+        self.top = -1  # the cells the last indexer chose
         self.ahead: bool | None = None  # the next block attends through this mask, in the split this block's last copy begins
         self.small = 0  # bytes of the indices
         self.final = False  # the current block is the last one that attends
@@ -209,7 +212,7 @@ class Graph:
 
     # -- attention ------------------------------------------------------------------------------------------------
 
-    def attend(self, block: Block, q: int, k: int, v: int, *, key_row: int, value_row: int, out: int, latent: bool = False, sinks: bool = False) -> int:
+    def attend(self, block: Block, q: int, k: int, v: int, *, key_row: int, value_row: int, out: int, latent: bool = False, sparse: tuple[int, int] | None = None) -> int:
         """Attention over the cache; ``out`` is elements per token of the result."""
         tape, s = self.tape, self.shape
         cells = (s.window_cells if block.windowed else s.cells) * s.streams
@@ -230,7 +233,7 @@ class Graph:
             size = out * self.t4
             if not s.flash_here:  # runs on the host: only the result comes back
                 return tape.op(size, q)
-            mask = self.mask(block.windowed)
+            mask = self.mask_for(block, sparse)
             if self.hyper.memory == "none":
                 cache = [tape.op(key_row * cells * 2, k), tape.op(value_row * cells * 2, v)]
             else:
@@ -242,18 +245,31 @@ class Graph:
                     if s.type_v != "f16" and not latent:
                         size = -(-size // 128) * 128 + value_row * cells * 2
             return tape.op(size, tape.view(q), *cache, mask)
-        mask = self.mask(block.windowed)
         scores = block.heads * cells // s.streams * self.t4
+        flat = tape.op(value_row * cells * CACHE_TYPES[s.type_k][1], *cache[1:]) if latent else -1
         kq = tape.op(scores, tape.view(q), *cache[:1])
-        kq = tape.same(scores, kq, mask)
+        kq = tape.same(scores, kq, self.mask_for(block, sparse))
         if latent:
-            flat = tape.op(value_row * cells * CACHE_TYPES[s.type_k][1], *cache[1:])
             kqv = tape.op(out * self.t4, flat, kq)
         else:
             kqv = tape.op(out * self.t4, kq, *cache[1:])
         if latent:
             return kqv
         return tape.op(out * self.t4, tape.view(kqv))
+
+    def mask_for(self, block: Block, sparse: tuple[int, int] | None) -> int:
+        """The mask a block attends through: plain, or made by its indexer."""
+        memory = self.hyper.memory
+        if sparse is not None and not block.windowed:
+            if memory in ("dsa", "dsa-window"):
+                return self.sparse_mask(block, *sparse)
+            if "indexer.q_proj" in block.weights and memory == "hybrid-indexer":
+                return self.pooled_scores(block, sparse[1])
+            if "indexer.q_proj" in block.weights and memory == "msa" and self.shape.flash:
+                return self.block_mask(block, sparse[1])
+            if "indexer.attn_q_b" in block.weights:
+                return self.sparse_mask(block, *sparse)
+        return self.mask(block.windowed)
 
     def attention(self, block: Block, n: int) -> int:
         """Plain multi-head attention from the normed input to the output projection."""
@@ -289,7 +305,7 @@ class Graph:
         out = block.heads * block.head_v
         if k < 0:  # shares another layer's cache
             k = v = q
-        cur = self.attend(block, q, k, v, key_row=k_out, value_row=v_out, out=out)
+        cur = self.attend(block, q, k, v, key_row=k_out, value_row=v_out, out=out, sparse=(n, n))
         if rotated & 2:
             cur = tape.op(out * t4, tape.view(cur))
         cur = tape.view(cur)
@@ -322,16 +338,84 @@ class Graph:
             cur = self.tape.same(size, cur)
         return cur
 
+    # -- sparse attention -----------------------------------------------------------------------------------------
+
+    def chosen_cells(self) -> int:
+        """Cells an indexer picks per token."""
+        pool = {"qwen4exp": 3}.get(self.hyper.architecture, 0)
+        return min(self.hyper.indexer_top + pool, self.shape.cells)
+
+    def index_mask(self) -> int:
+        """The indexer's own mask, float16."""
+        found = self.masks.get(None)
+        if found is None:
+            found = self.masks[None] = self.tape.op(self.shape.cells * self.shape.tokens * 2)
+        return found
+
+    def sparse_mask(self, block: Block, source: int, n: int) -> int:
+        """The mask of the cells an indexer picks (``src/models/deepseek32.cpp``; shared by its relatives)."""
+        tape, t4, hyper, s = self.tape, self.t4, self.hyper, self.shape
+        mask = self.mask(False)
+        name = "indexer.attn_q_b" if "indexer.attn_q_b" in block.weights else "indexer.q_proj"
+        if name in block.weights:
+            size = block.weights[name].out * t4
+            q = tape.op(size, *self.copy(block, name), source)
+            q = tape.op(size, tape.view(q))
+            if hyper.architecture != "hy_v4":
+                q = tape.op(size, tape.view(q))
+            weights = tape.op(hyper.indexer_heads * t4, n)
+            score = tape.op(s.cells * t4, tape.view(q), weights, self.index_mask())
+            top = tape.op(self.chosen_cells() * t4, score)
+            self.top = tape.op(self.chosen_cells() * t4, top)
+        zero = tape.op(self.mask_bytes(False), mask)
+        leaf = (self.leaves.pop(),) if self.leaves else ()
+        tape.hold(*leaf, *((self.top,) if self.top >= 0 else ()))
+        return tape.op(self.mask_bytes(False), tape.view(zero), mask)
+
+    def pooled_scores(self, block: Block, n: int) -> int:
+        """qwen4exp: every indexer head scores every group of cells at once."""
+        tape, t4, hyper, s = self.tape, self.t4, self.hyper, self.shape
+        mask = self.mask(False)
+        keys = tape.op(hyper.indexer_key * s.cells * s.streams)
+        size = block.weights["indexer.q_proj"].out * t4
+        q = tape.op(size, *self.copy(block, "indexer.q_proj"), n)
+        q = tape.same(size, tape.op(size, tape.view(q)))
+        groups = -(-s.cells // hyper.indexer_group)
+        scores = tape.op(hyper.indexer_heads * groups * t4, tape.view(q), keys)
+        kept = tape.op(hyper.indexer_heads * groups * t4, tape.view(scores))
+        one = tape.op(groups * t4, tape.view(kept))
+        wide = tape.op(s.cells * t4, one)
+        turned = tape.op(s.cells * t4, tape.view(wide))
+        floats = tape.op(s.cells * t4, mask)
+        turned = tape.same(s.cells * t4, turned, floats)
+        top = tape.op(self.chosen_cells() * t4, turned)
+        zero = tape.op(self.mask_bytes(False), mask)
+        leaf = (self.leaves.pop(),) if self.leaves else ()
+        tape.hold(top, *leaf)
+        return tape.op(self.mask_bytes(False), tape.view(zero), mask)
+
+    def block_mask(self, block: Block, n: int) -> int:
+        """minimax-m3: blocks of cells per head group, spread to a mask of its own per group."""
+        tape, t4, hyper, s = self.tape, self.t4, self.hyper, self.shape
+        mask = self.mask(False)
+        groups = max(hyper.indexer_heads, 1)
+        q = tape.op(block.weights["indexer.q_proj"].out * t4, n)
+        spread = tape.op(groups * s.cells * t4, q)
+        turned = tape.op(groups * s.cells * t4, tape.view(spread))
+        floats = tape.op(s.cells * t4, mask)
+        return tape.op(groups * s.cells * t4 // 2, tape.view(turned), floats)
+
     def latent(self, block: Block, n: int) -> int:
         """Multi-head latent attention, absorbed or decompressed."""
         tape, t4, w, hyper = self.tape, self.t4, block.weights, self.hyper
         heads = block.heads
         if "attn_q_a" in w:
             q = self.product(block, "attn_q_a", n)
-            q = self.norm(block, "attn_q_a_norm", q, w["attn_q_a"].out * t4)
+            q = low_q = self.norm(block, "attn_q_a_norm", q, w["attn_q_a"].out * t4)
             q = self.product(block, "attn_q_b", q)
             q_width = w["attn_q_b"].out
         else:
+            low_q = n
             q = self.product(block, "attn_q", n)
             q_width = w["attn_q"].out
         mqa = w["attn_kv_a_mqa"]
@@ -354,7 +438,9 @@ class Graph:
             if self.rotates(block) & 1:
                 q = tape.op((rank + turned) * heads * t4, tape.view(q))
                 key = tape.op(mqa.out * t4, tape.view(key))
-            cur = self.attend(block, q, key, key, key_row=mqa.out, value_row=rank, out=rank * heads, latent=True)
+            cur = self.attend(
+                block, q, key, key, key_row=mqa.out, value_row=rank, out=rank * heads, latent=True, sparse=(low_q, n),
+            )  # fmt: skip
             out = w["attn_v_b"].shape[1] * heads
             cur = tape.op(out * t4, *self.copy(block, "attn_v_b"), tape.view(cur))
             return tape.view(tape.op(out * t4, tape.view(cur)))
@@ -532,6 +618,8 @@ class Graph:
             self.indices = tape.op(self.small)  # a split copies its inputs when it begins
         if block.attends and not self.cache_foreign and self.foreign is not None and (self.shape.flash_here or not self.shape.flash):
             self.mask(block.windowed)
+        if self.wide > 1:
+            return self.streamed(block, x)
         n = x
         if "attn_norm" in w or self.hyper.architecture in NORM_WITHOUT_WEIGHT:
             if normed >= 0 and "attn_norm" in w:
@@ -546,7 +634,7 @@ class Graph:
         elif block.recurrent:
             o = self.recurrent(block, n)
         elif "attn_kv_a_mqa" in w:
-            o = self.product(block, "attn_output", self.latent(block, n))
+            o = self.product(block, "attn_output", self.gated(block, self.latent(block, n), n))
         elif "attn_q" in w or "attn_qkv" in w:
             o = self.product(block, "attn_output", self.attention(block, n)) if "attn_output" in w else self.attention(block, n)
         else:
@@ -584,6 +672,121 @@ class Graph:
         if rows > 0:
             self.t4 = before
         return h
+
+    def streamed(self, block: Block, x: int) -> int:
+        """A block between several residual streams (hyper-connections)."""
+        n, gates = self.gather(block, "hc_attn", x)
+        w = block.weights
+        if "attn_norm" in w:
+            n = self.norm(block, "attn_norm", n, self.hyper.embedding * self.t4)
+        o = self.mixer(block, n)
+        x = self.scatter(o, x, gates)
+        n, gates = self.gather(block, "hc_ffn", x)
+        if "ffn_norm" in w:
+            n = self.norm(block, "ffn_norm", n, self.hyper.embedding * self.t4)
+        return self.scatter(self.feed(block, n), x, gates)
+
+    def gather(self, block: Block, name: str, x: int) -> tuple[int, int]:
+        """Mix the streams into one input; returns it and the gates."""
+        tape = self.tape
+        one = self.hyper.embedding * self.t4
+        whole = one * self.wide
+        apart = self.hyper.architecture == "hy_v4"  # mixed stream by stream, on a copy
+        flat = tape.op(whole, x) if apart else x
+        normed = tape.op(whole, x)
+        gates = tape.op(self.wide * (self.wide + 2) * self.t4, normed)
+        if name + "_up" in block.weights:
+            wide = tape.op(whole, gates)
+            return tape.op(one, tape.view(normed), tape.view(wide)), gates
+        if apart:
+            mixed = tape.op(one, tape.view(flat), gates)
+            part = tape.op(one, tape.view(flat), gates)
+            return tape.op(one, tape.same(one, mixed, part)), gates
+        return tape.op(one, x, gates), gates
+
+    def scatter(self, o: int, x: int, gates: int) -> int:
+        """Add a result to every stream."""
+        tape = self.tape
+        one = self.hyper.embedding * self.t4
+        whole = one * self.wide
+        if self.hyper.architecture != "hy_v4":
+            return tape.op(whole, o, x, gates)
+        flat = tape.op(whole, x)
+        out = tape.op(one, o)
+        joined = tape.same(one, tape.op(one, out, gates), tape.view(flat))
+        for streams in range(2, self.wide + 1):
+            part = tape.op(one, out, gates, flat)
+            joined = tape.op(one * streams, joined, part)
+        return tape.op(whole, joined)
+
+    def mixer(self, block: Block, n: int) -> int:
+        """Attention or recurrence up to the output projection."""
+        w = block.weights
+        if block.recurrent:
+            return self.recurrent(block, n)
+        if "attn_kv_a_mqa" in w:
+            return self.product(block, "attn_output", self.gated(block, self.latent(block, n), n))
+        if "attn_kv" in w and "attn_output_b" in w:
+            return self.compressed(block, n)
+        return self.product(block, "attn_output", self.attention(block, n))
+
+    def gated(self, block: Block, cur: int, n: int) -> int:
+        """A gate on the attention's result, where the block has one."""
+        if "attn_gate" not in block.weights or "attn_kv_a_mqa" not in block.weights:
+            return cur
+        size = block.weights["attn_gate"].out * self.t4
+        g = self.tape.same(size, self.product(block, "attn_gate", n))
+        return self.tape.same(size, cur, g)
+
+    def compressed(self, block: Block, n: int) -> int:
+        """deepseek4: one latent per token, compressed caches beside a window, grouped output projection."""
+        tape, t4, w, hyper, s = self.tape, self.t4, block.weights, self.hyper, self.shape
+        q = self.product(block, "attn_q_a", n)
+        low = self.norm(block, "attn_q_a_norm", q, w["attn_q_a"].out * t4)
+        size = w["attn_q_b"].out * t4
+        q = self.product(block, "attn_q_b", low)
+        q = tape.op(size, tape.view(q))
+        q = tape.op(size, tape.view(q))
+        kv = self.product(block, "attn_kv", n)
+        kv = tape.op(w["attn_kv"].out * t4, kv)
+        mask = self.mask(True)
+        ratio = 4 if "indexer.attn_q_b" in w else 128 if "attn_compressor_kv" in w else 0
+        cells = s.window_cells
+        if ratio:
+            groups = -(-s.cells // ratio)
+            cells += -(-groups // 256) * 256
+            both = w["attn_compressor_kv"].out * t4
+            tape.hold(tape.op(both, n), tape.op(both, n))
+            if ratio == 4:  # noqa: PLR2004
+                wide = w["indexer.attn_q_b"].out * t4
+                i = tape.op(wide, *self.copy(block, "indexer.attn_q_b"), low)
+                i = tape.op(wide, tape.view(i))
+                i = tape.op(wide, tape.view(i))
+                score = tape.op(groups * t4, tape.view(i), self.compressed_mask(groups))
+                top = tape.op(min(hyper.indexer_top, groups) * t4, score)
+                tape.hold(tape.op(min(hyper.indexer_top, groups) * t4, top))
+            mask = tape.op(cells * s.tokens * (2 if s.flash else 4), mask)
+            keys = tape.op(cells * s.streams * hyper.head_k * 2)
+        else:
+            keys = -1
+        extra = (keys,) if keys >= 0 else ()
+        if s.flash:
+            cur = tape.op(size, tape.view(q), mask, *extra)
+        else:
+            scores = block.heads * cells * t4
+            kq = tape.same(scores, tape.op(scores, tape.view(q), *extra), mask)
+            cur = tape.op(size, tape.view(tape.op(size, kq)))
+        cur = tape.op(size, tape.view(cur))
+        a = tape.op(w["attn_output_b"].shape[0] * t4, *self.copy(block, "attn_output_a"), tape.view(cur))
+        tape.hold(kv)
+        return self.product(block, "attn_output_b", tape.view(a))
+
+    def compressed_mask(self, groups: int) -> int:
+        """The indexer's mask over compressed cells."""
+        found = self.masks.get(None)
+        if found is None:
+            found = self.masks[None] = self.tape.op(groups * self.shape.tokens * 2)
+        return found
 
     def recurrent(self, block: Block, n: int) -> int:
         """A recurrent mixer up to its output projection."""
@@ -684,6 +887,11 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     graph = Graph(hyper, shape, layer_norm=layer_norm)
     tape = graph.tape
     size = hyper.embedding * graph.t4
+    if hyper.memory in ("dsa", "dsa-window") or hyper.architecture == "qwen4exp":
+        sparse = [i for i in (*host, *own) if blocks[i].attends and not blocks[i].windowed]
+        graph.leaves = [tape.op(graph.chosen_cells() * graph.t4) for _ in sparse]
+    if hyper.architecture == "deepseek4" and any("indexer.attn_q_b" in blocks[i].weights for i in (*host, *own)):
+        tape.hold(tape.op(graph.chosen_cells() * graph.t4 // 2))
     small = shape.tokens * (4 + 8 + 8)
     if not shape.flash and hyper.memory not in ("none", "recurrent") and not hyper.mla:
         small += shape.tokens * 8 * (hyper.value_row_max - 1)
@@ -718,6 +926,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         if run and whole and (shape.flash_here or not shape.flash):
             for w in sorted(windows, reverse=True):
                 graph.mask(w)
+            if hyper.memory in ("dsa", "dsa-window"):
+                graph.index_mask()
         if has_output and whole:
             graph.chosen = tape.op(shape.rows * 4)
     kinds = [
@@ -725,6 +935,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     ]  # fmt: skip
     last = len(blocks) - 1
     attending = [i for i in run if blocks[i].attends]
+    if graph.wide > 1 and run:
+        x = tape.op(size * graph.wide, x)
     position = 0
     seen: dict[tuple[object, ...], int] = {}
     while position < len(run):
@@ -748,7 +960,10 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         position += 1
         if position < len(run) - 1:
             # Blocks repeat: once the packing repeats too, whole rounds of it change nothing and are skipped.
-            live = [x, *graph.masks.values(), *(h for h in (graph.indices, graph.chosen) if h >= 0)]
+            live = [x, *graph.masks.values(), *graph.leaves, *(h for h in (graph.indices, graph.chosen) if h >= 0)]
+            shares = not any(n.startswith("indexer.") for n in blocks[run[position]].weights)
+            if graph.top >= 0 and shares:
+                live.append(graph.top)
             tape.advance(*live)
             state = (kinds[position], *tape.state(*live))
             before = seen.get(state)
@@ -774,6 +989,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     if has_output:
         if not run and x < 0:
             x = tape.op(size)
+        if graph.wide > 1 and run:
+            x = tape.op(hyper.embedding * shape.rows * 4, x)
         graph.logits(x, hyper.vocabulary, shape.rows, output_bytes if where[-1] < 0 else 0)
     elif own and own[-1] != last:
         tape.hold(tape.op(size, x))

@@ -131,6 +131,9 @@ class HyperParameters:
     state_extra: tuple[int, ...]  # floats per sequence of further rows, per layer (n-gram history)
     indexer_heads: int
     indexer_key: int  # cache row of the indexer, in elements
+    indexer_top: int  # cells an indexer picks per token
+    indexer_group: int  # cells that are scored together
+    hyper_streams: int  # residual streams (hyper-connections); 0 = one
     indexed: tuple[bool, ...]  # the layer owns an indexer cache
     compress: tuple[int, ...]  # deepseek4 compression ratio per layer
     causal: bool
@@ -378,7 +381,9 @@ def read(checkpoint: Checkpoint) -> HyperParameters:
         head_k_window=number("attention.key_length_swa", head_k), head_v_window=number("attention.value_length_swa", head_v),
         window=window, windowed=windowed, recurrent=recurrent, attends=attends, mla=mla, memory=memory,
         state_r=state_r, state_s=state_s, state_extra=tuple(extra), indexer_heads=number("attention.indexer.head_count"),
-        indexer_key=indexer_key, indexed=_indexed(arch, meta, memory, layers, count, recurrent, number("context_length")),
+        indexer_key=indexer_key, indexer_top=number("attention.indexer.top_k"),
+        indexer_group=max(int(ratios[0]) if isinstance(ratios, tuple) and ratios and ratios[0] else 1, 1),
+        hyper_streams=number("hyper_connection.count"), indexed=_indexed(arch, meta, memory, layers, count, recurrent, number("context_length")),
         compress=tuple(int(v) for v in ratios[:count]) if isinstance(ratios, tuple) else (0,) * count,
         causal=causal if isinstance(causal, bool) else True, unknown=unknown,
     )  # fmt: skip
