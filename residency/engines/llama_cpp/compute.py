@@ -65,11 +65,12 @@ class Block:
     attends: bool
     recurrent: bool
     experts_used: int
+    on_host: frozenset[str]  # weights whose operation the CUDA back end lacks
     outline: int  # equal for blocks that differ in the bytes of their weights alone
 
 
-def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters) -> tuple[Block, ...]:
-    """Return every trunk block, equal ones shared."""
+def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[str] = frozenset()) -> tuple[Block, ...]:
+    """Return every trunk block, equal ones shared. ``stuck`` names the tensors the CUDA back end leaves in host memory."""
     store = derived(checkpoint)
     found = store.get("blocks")
     if found is not None:
@@ -103,6 +104,7 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters) -> tuple[Block, ..
                 head_k=hyper.head_k_window if w else hyper.head_k, head_v=hyper.head_v_window if w else hyper.head_v,
                 windowed=w, attends=hyper.attends[i], recurrent=hyper.recurrent[i], experts_used=count,
                 outline=outline,
+                on_host=frozenset(n.split(".", 2)[-1].removesuffix(".weight") for n in stuck if n.startswith(f"blk.{i}.")),
             )  # fmt: skip
         blocks.append(block)
     result = tuple(blocks)
@@ -232,7 +234,8 @@ class Graph:
         if s.flash:
             size = out * self.t4
             if not s.flash_here:  # runs on the host: only the result comes back
-                return tape.op(size, q)
+                picked = (self.mask_for(block, sparse),) if sparse is not None and self.hyper.memory in SPARSE else ()
+                return tape.op(size, q, *picked)
             mask = self.mask_for(block, sparse)
             if self.hyper.memory == "none":
                 cache = [tape.op(key_row * cells * 2, k), tape.op(value_row * cells * 2, v)]
@@ -817,6 +820,8 @@ class Graph:
         tape.keep(vocabulary * rows * 4, n, *weight)
 
 
+#: Memory modules with an indexer beside the attention.
+SPARSE = frozenset({"dsa", "dsa-window", "msa", "hybrid-indexer", "dsv4"})
 #: Positions are added or biased, not rotated.
 NO_ROPE = frozenset(
     """
@@ -857,7 +862,7 @@ class Placement:
 
 def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placement: Placement) -> list[int]:
     """Return the peak bytes of every device's compute buffer."""
-    blocks = blocks_of(checkpoint, hyper)
+    blocks = blocks_of(checkpoint, hyper)  # built by the caller, with the tensors that are stuck
     layer_norm = _is_layer_norm(checkpoint)
     found = []
     output = checkpoint.by_name.get("output.weight") or checkpoint.by_name.get("token_embd.weight")
@@ -903,16 +908,20 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     if placement.pipeline:
         for _ in range(PIPELINE_COPIES - 1):
             if has_x:
-                tape.keep(size)
+                tape.keep(size * (graph.wide if first else 1))
             tape.keep(small)
             if first and run:
-                tape.keep(size)
+                tape.keep(size * graph.wide)
+            if run and hyper.memory in ("dsa", "dsa-window"):
+                tape.keep(shape.cells * shape.tokens * 2)
             for w in windows if run and (shape.flash_here or not shape.flash) else ():
                 tape.keep(graph.mask_bytes(w))
-        x = tape.keep(size) if has_x else -1
+        x = tape.keep(size * (graph.wide if first else 1)) if has_x else -1
         tape.keep(small)
         if first and run:
-            normed = tape.keep(size)
+            normed = tape.keep(size * graph.wide)
+        if run and hyper.memory in ("dsa", "dsa-window"):
+            graph.index_mask()
         for w in windows if run else ():
             graph.masks[w] = tape.keep(graph.mask_bytes(w))
     else:
@@ -937,6 +946,11 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     attending = [i for i in run if blocks[i].attends]
     if graph.wide > 1 and run:
         x = tape.op(size * graph.wide, x)
+    if placement.pipeline:  # a scan without a kernel crosses to the host and back in every block
+        for i in own:
+            if "ssm_a" in blocks[i].on_host:
+                for _ in range(PIPELINE_COPIES):
+                    tape.keep(blocks[i].weights["ssm_out"].shape[0] * graph.t4 + hyper.state_s * shape.sequences * 4)
     position = 0
     seen: dict[tuple[object, ...], int] = {}
     while position < len(run):

@@ -271,6 +271,7 @@ class _Table:
         for index, row in enumerate(self.rows):
             self.by_place.setdefault(row.place, []).append(index)
         self.stuck = {place: [i for i in found if self.rows[i].stuck] for place, found in self.by_place.items()}
+        self.stuck_names = frozenset(r.name for r in self.rows if r.stuck)
         self.groups: dict[tuple[int, BufferRules, bool | None], _Group] = {}
         self.matches: dict[str, frozenset[int]] = {}
 
@@ -522,7 +523,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     where = layer_devices(hyper, settings, devices, host_free)
     flash = settings.flash_attn != "off" and hyper.architecture not in NO_FLASH_ATTENTION
     remarks += refusals(hyper, settings)
-    blocks = compute.blocks_of(checkpoint, hyper)
+    blocks = compute.blocks_of(checkpoint, hyper, _table(checkpoint, hyper).stuck_names)
     here = all(d.kind in CUDA_KINDS for d in devices)
     kernels = not here or compute.flash_works(hyper, blocks, settings.type_k, settings.type_v)
     quantised_v = CACHE_TYPES[settings.type_v][0] > 1
