@@ -162,6 +162,7 @@ class Graph:
         self.top = -1  # the cells the last indexer chose
         self.ahead: bool | None = None  # the next block attends through this mask, in the split this block's last copy begins
         self.small = 0  # bytes of the indices
+        self.last = False  # the current block is the trunk's last
         self.final = False  # the current block is the last one that attends
         self.t4 = shape.tokens * 4
 
@@ -181,6 +182,8 @@ class Graph:
         copied = self.copy(block, name)
         if copied and self.ahead is not None and name == "ffn_down":
             self.mask(self.ahead)
+        if copied and self.last and name == "attn_output" and self.chosen < 0:
+            self.chosen = self.tape.op(4 * self.shape.rows)
         result = self.tape.op(size, *copied, source)
         if name in block.biases:
             result = self.tape.same(size, result)
@@ -227,8 +230,11 @@ class Graph:
                 tape.hold(self.indices)
                 self.indices = -1
             if self.cache_foreign and (s.flash_here or not s.flash):
+                pick = self.last and self.foreign is not None and self.chosen < 0
                 cache.append(tape.op(row_bytes(s.type_k, key_row) * cells))
                 cache.append(tape.op(row_bytes(s.type_k if latent else s.type_v, key_row if latent else value_row) * cells))
+                if pick:
+                    self.chosen = tape.op(4 * s.rows)
         else:
             cache = [k, v]
         if s.flash:
@@ -958,6 +964,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         block = blocks[i]
         moved = placement.moved.get(i)
         graph.final = bool(attending) and i == attending[-1]
+        graph.last = i == last and has_output and not placement.pipeline and hyper.architecture not in LATE_ROWS
         graph.cache_foreign = placement.cache_on_host or i in host
         following = blocks[run[position + 1]] if position + 1 < len(run) else None
         graph.ahead = None
