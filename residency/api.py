@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from residency.engines.base import program_name
 from residency.errors import InputError, LaunchVetoed, Problem
 from residency.judge import Case, judge
 from residency.machine import resolve_machine
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from residency.plugins import PluginSet
     from residency.policy.model import Policy
     from residency.report.model import Report
-    from residency.sources import Collection, Command
+    from residency.sources import Command, Reader
 
     Source = str | os.PathLike[str] | Mapping[str, Any] | Sequence[str]
     MachineSource = str | os.PathLike[str] | Machine | Mapping[str, Any] | None
@@ -72,10 +72,11 @@ def guard(source: Source, **more: Any) -> Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Everything one source holds: its launches, and how many of them run at once."""
+    """Everything one source holds: its launches, and which of them run at once."""
 
     cases: tuple[Case, ...]
-    at_once: int | None = 1  # 1: each by itself; None: all together
+    groups: tuple[tuple[int, ...], ...] = ()  # indexes of cases that run at the same time
+    most_at_once: int = 1  # any that many of all the cases run at the same time
 
 
 def prepare_all(source: Source, **more: Any) -> Prepared:
@@ -85,12 +86,13 @@ def prepare_all(source: Source, **more: Any) -> Prepared:
     if isinstance(source, (str, os.PathLike)):
         reader = reader_for(os.fspath(source))
         if reader is not None:
-            return _collection(reader(os.fspath(source)), **more)
+            return _collection(os.fspath(source), reader, **more)
     return Prepared(cases=(prepare(source, **more),))
 
 
 def _collection(
-    found: Collection,
+    path: str,
+    reader: Reader,
     *,
     engine: str | None = None,
     machine: MachineSource = None,
@@ -104,6 +106,7 @@ def _collection(
     environ = os.environ if environ is None else environ
     resolved_policy = resolve_policy(policy)
     plugins = load_plugins(resolved_policy.plugins)
+    found = reader(path, known=lambda program: engine_of_program(program, plugins) is not None, environ=environ)
     cases: list[Case] = []
     problems: list[Problem] = []
     resolved_machine = resolve_machine(machine) if machine is not None else None
@@ -112,7 +115,7 @@ def _collection(
             effective = {**(environ if command.inherits else {}), **command.environ}
             argv = list(command.argv)
             launch, its_engine = read_launch(argv, engine=engine or command.engine, environ=effective, plugins=plugins, overrides=overrides)
-            launch = placed(_in_folder(launch, command.folder), command)
+            launch = placed(_mounted(launch, command), command)
             if resolved_machine is None:
                 resolved_machine = resolve_machine(None)
             cases.append(
@@ -125,17 +128,19 @@ def _collection(
             problems.extend(placed_error(error, command).problems)
     if problems:
         raise InputError(problems)
-    return Prepared(cases=tuple(cases), at_once=1 if found.together == 0 else found.together)
+    order = {command.name: index for index, command in enumerate(found.commands)}
+    groups = tuple(tuple(order[name] for name in group) for group in found.groups)
+    return Prepared(cases=tuple(cases), groups=groups, most_at_once=found.most_at_once or 1)
 
 
-def _in_folder(launch: Launch, folder: str) -> Launch:
-    """Return the launch with its relative model paths taken from a folder."""
-    if not folder:
-        return launch
-    for knob in ("model.path", "model.mmproj", "model.draft"):  # paths stay the user's strings: no pathlib
+def _mounted(launch: Launch, command: Command) -> Launch:
+    """Return the launch with its model paths as they are on this machine, not inside the container."""
+    from residency.sources import here
+
+    for knob in ("model.path", "model.mmproj", "model.draft"):
         path = launch.get(knob)
-        if path is not None and not os.path.isabs(path):  # noqa: PTH117 - the same
-            launch = launch.with_value(knob, os.path.join(folder, path))  # noqa: PTH118 - the same
+        if path is not None and command.mounts:
+            launch = launch.with_value(knob, here(path, command))
     return launch
 
 
@@ -241,18 +246,20 @@ def _engine_named(name: str, plugins: PluginSet, launch: Launch | None = None) -
     raise InputError([Problem(message=f'no installed plugin brings an engine called "{clean(name)}"', where=where, hint=hint)])
 
 
-def program_name(path: str) -> str:
-    """Return the program of argv[0] without folders and ".exe"."""
-    name = PurePath(path.replace("\\", "/")).name
-    return name[:-4] if name.casefold().endswith(".exe") else name
-
-
-def _engine_of_program(path: str, plugins: PluginSet) -> Engine:
-    program = program_name(path)
+def engine_of_program(program: str, plugins: PluginSet) -> Engine | None:
+    """Return the engine a program belongs to, or None."""
     for found in plugins.engines:
         # A build's suffix is common: llama-server-vulkan, llama-server-cuda.
         if any(program == p or program.startswith(f"{p}-") for p in found.programs):
             return found
+    return None
+
+
+def _engine_of_program(path: str, plugins: PluginSet) -> Engine:
+    program = program_name(path)
+    named = engine_of_program(program, plugins)
+    if named is not None:
+        return named
     known = sorted({p for e in plugins.engines for p in e.programs})
     raise InputError(
         [Problem(message=f'"{clean(program)}" is not a program of an engine residency knows', hint=f"name it with --engine; known programs: {', '.join(known)}")]

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from residency.report.model import Report
     from residency.report.text import Line
 
+#: Outcomes that are not worth a line when the engine starts.
+_QUIET = ("approve", "not-applicable")
+
 _EPILOG = """\
 exit codes: 0 allowed (warnings included), 1 vetoed, 2 the input cannot be read,
 3 no verdict (a required fact is unknown, a plugin or rule broke); 3 wins over 1.
@@ -27,6 +30,7 @@ examples:
   residency validate launch.toml
   residency validate -- llama-server -m model.gguf -c 32768
   residency validate --machine rtx-3090 -- llama-server -m model.census.json -c 32768
+  residency run -- llama-server -m model.gguf -c 32768
   residency census model-00001-of-00003.gguf -o model.census.json
 """
 
@@ -71,6 +75,17 @@ def build_parser() -> argparse.ArgumentParser:
 
     add("validate", "judge a launch: allowed, vetoed, or no verdict", _validate, common)
     add("plan", "show which bytes land in which pool, whatever the verdict", _plan, common)
+    run = add("run", "judge a launch, then become the engine; refuse otherwise", _run)
+    for name, meta, text in (
+        ("--machine", "NAME|PATH|probe", "machine profile; default: probe this machine"),
+        ("--policy", "PATH", "the fleet's policy file"),
+        ("--engine", "NAME[@VERSION]", "engine, where the program's name does not say it"),
+    ):
+        run.add_argument(name, metavar=meta, help=text)
+    run.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="overrides", help=argparse.SUPPRESS)
+    run.add_argument("--wait-for-memory", type=float, default=0.0, metavar="SECONDS", help="wait while memory another process holds stands in the way")
+    run.add_argument("--dry-run", action="store_true", help="say what would be started, and start nothing")
+    run.add_argument("--json", action="store_true", help="also write the report as one JSON line to stderr")
     census = add("census", "show what model files hold, and save it as a small file that needs no weights", _census)
     census.add_argument("files", nargs="+", metavar="FILE", help="GGUF file (any shard) or census")
     census.add_argument("-o", "--output", metavar="X.census.json", help="write the census there")
@@ -198,8 +213,9 @@ def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> list[Repor
             continue
         cases.extend(prepared.cases)
         reports.extend(judge(case, started=started, ways_out=ways_out) for case in prepared.cases)
-        if prepared.at_once != 1 and len(prepared.cases) > 1:
-            reports.append(judge_together(prepared.cases, most=prepared.at_once))
+        reports.extend(judge_together([prepared.cases[i] for i in group]) for group in prepared.groups)
+        if prepared.most_at_once > 1:
+            reports.append(judge_together(prepared.cases, most=prepared.most_at_once))
     if problems:
         raise InputError(problems)
     if options.together and len(cases) > 1:
@@ -234,6 +250,45 @@ def _plan(options: argparse.Namespace) -> int:
         return int(Exit.NO_VERDICT) if any(r.budget.unknowns for r in reports) else int(Exit.ALLOWED)
     _print(FORMATS[options.format](reports))
     return worst(reports)
+
+
+def _run(options: argparse.Namespace) -> int:
+    import json
+    import time
+
+    from residency.api import prepare
+    from residency.hooks.run import find_program, judge_until, start
+    from residency.judge import judge
+    from residency.report.text import plain, render
+    from residency.text import clean
+
+    argv = options.engine_argv
+    if not argv:
+        raise InputError("give the engine's command line after --")
+    if options.overrides:
+        raise InputError("run starts the engine with exactly the given command line; change that instead of using --set")
+    if not 0 <= options.wait_for_memory <= 86400:
+        raise InputError("--wait-for-memory takes 0 to 86400 seconds")
+    environ = dict(os.environ)
+    machine = options.machine or environ.get("RESIDENCY_MACHINE") or None
+    policy = options.policy or environ.get("RESIDENCY_POLICY") or None
+    path = find_program(argv, environ)
+
+    def look() -> Report:
+        started = time.perf_counter()
+        return judge(prepare(argv, engine=options.engine, machine=machine, policy=policy, environ=environ), started=started)
+
+    report = judge_until(look, options.wait_for_memory)
+    if options.json:
+        sys.stderr.write(json.dumps(report.to_dict(), ensure_ascii=True) + "\n")
+    if not report.allowed or options.dry_run or len(report.findings) > len([f for f in report.findings if f.outcome in _QUIET]):
+        sys.stderr.write(plain(render(report)) + "\n")
+    if not report.allowed:
+        return int(report.exit_code)
+    if options.dry_run:
+        sys.stderr.write("would start " + " ".join(clean(part) for part in [path, *argv[1:]]) + "\n")
+        return int(Exit.ALLOWED)
+    return start(path, argv, environ)
 
 
 def _census(options: argparse.Namespace) -> int:

@@ -44,6 +44,12 @@ def version_in(version: str, since: str | None, until: str | None) -> bool:
     return until is None or key < version_key(until)
 
 
+def program_name(path: str) -> str:
+    """Return the program of argv[0] without folders and ".exe"."""
+    name = path.replace("\\", "/").rsplit("/", 1)[-1]
+    return name[:-4] if name.casefold().endswith(".exe") else name
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capability:
     """One thing an engine can or cannot do, per platform and version range."""

@@ -1,4 +1,4 @@
-"""Files that hold engine command lines: preset INI files, and what others add beside them.
+"""Files that hold engine command lines: preset INI, llama-swap, compose, Kubernetes, systemd.
 
 A reader turns a file into :class:`Command` values: an argv, the environment the engine would get,
 and for every argument the place in the file it came from. The engine then reads the argv as it
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from residency.errors import InputError, Problem
 
@@ -30,7 +30,7 @@ class Command:
     environ: Mapping[str, str] = field(default_factory=dict)
     environ_places: Mapping[str, Where] = field(default_factory=dict)
     engine: str | None = None  # when the file says it
-    folder: str = ""  # relative paths of the command are relative to it; "" = the current folder
+    mounts: tuple[tuple[str, str], ...] = ()  # (path the process sees, path here)
     host_limit_bytes: int | None = None  # memory limit the file puts on the process
     host_limit_where: Where | None = None
     device_count: int | None = None  # accelerators the file gives the process
@@ -43,19 +43,30 @@ class Collection:
 
     path: str
     commands: tuple[Command, ...]
-    together: int | None = None  # at most this many run at once; None: all; 0 = the file does not say
+    groups: tuple[tuple[str, ...], ...] = ()  # names that run at the same time
+    most_at_once: int | None = None  # any that many of all run at the same time
 
 
-def reader_for(path: str) -> Callable[[str], Collection] | None:
+class Reader(Protocol):
+    """What a reader module provides as ``read``."""
+
+    def __call__(self, path: str, *, known: Callable[[str], bool], environ: Mapping[str, str]) -> Collection:
+        """Read a file. ``known`` tells whether a program belongs to an engine; raises InputError."""
+        ...
+
+
+_READERS = {".ini": ".presets", ".yaml": ".yaml_file", ".yml": ".yaml_file", ".service": ".systemd"}
+
+
+def reader_for(path: str) -> Reader | None:
     """Return the reader of a file that holds command lines, by its ending; None: it is not such a file."""
     from importlib import import_module
 
-    ending = PurePath(path).suffix.casefold()
-    home = _READERS.get(ending)
-    return None if home is None else import_module(home, __name__).read
-
-
-_READERS = {".ini": ".presets"}
+    home = _READERS.get(PurePath(path).suffix.casefold())
+    if home is None:
+        return None
+    read: Reader = import_module(home, __name__).read
+    return read
 
 
 def placed(launch: Launch, command: Command) -> Launch:
@@ -74,8 +85,19 @@ def _moved(where: Where, command: Command) -> Where:
 
 def placed_error(error: InputError, command: Command) -> InputError:
     """Return the error with its positions moved into the file the command came from."""
-    problems: list[Problem] = [
-        replace(p, where=_moved(p.where, command) if p.where is not None else command.places[0] if command.places else None)
-        for p in error.problems
-    ]
-    return InputError(problems)
+    first = command.places[0] if command.places else None
+    problems = [replace(p, where=_moved(p.where, command) if p.where is not None else first) for p in error.problems]
+    return InputError([replace(p, message=f"{command.name}: {p.message}") for p in problems])
+
+
+def here(path: str, command: Command) -> str:
+    """Return where a path the process will see lies on this machine, by the command's mounts."""
+    for inside, outside in sorted(command.mounts, key=lambda m: -len(m[0])):
+        if path == inside or path.startswith(inside.rstrip("/") + "/"):
+            return outside.rstrip("/") + path[len(inside.rstrip("/")) :]
+    return path
+
+
+def no_command(path: str, what: str) -> InputError:
+    """Return the error for a file without any engine command."""
+    return InputError([Problem(message=f"{path}: no command of a known engine in this {what}")])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from residency.engines.llama_cpp.argv import FALSE, TRUE, flag_names
 from residency.engines.llama_cpp.flags import FLAGS, SILENT, Flag
@@ -21,6 +21,9 @@ from residency.text import clean
 from residency.where import Where
 
 from . import Collection, Command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 #: Models the router keeps loaded when nobody says otherwise.
 MODELS_MAX = 4
@@ -39,8 +42,9 @@ class _Entry(NamedTuple):
     line: str
 
 
-def read(path: str) -> Collection:
+def read(path: str, *, known: Callable[[str], bool], environ: Mapping[str, str]) -> Collection:
     """Read a preset file. Raises InputError with every problem."""
+    del known, environ  # every section is a llama-server, with the router's own environment
     problems: list[Problem] = []
     sections = _sections(path, read_text(path), problems)
     shared = sections.pop("*", {})
@@ -63,7 +67,7 @@ def read(path: str) -> Collection:
         limit = section.get("option:models-max")
         if limit is not None and limit.value.isdigit():
             most = int(limit.value)
-    return Collection(path=path, commands=tuple(commands), together=most or None)
+    return Collection(path=path, commands=tuple(commands), most_at_once=min(most or len(commands), len(commands)))
 
 
 def _sections(path: str, text: str, problems: list[Problem]) -> dict[str, dict[str, _Entry]]:

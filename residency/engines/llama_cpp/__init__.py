@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from residency.engines.base import Capability, CapabilityTable
+from residency.engines.base import Capability, CapabilityTable, program_name
 from residency.plugins import hookimpl
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ class LlamaCpp:
 
     def read(self, argv: Sequence[str], environ: Mapping[str, str], *, version: str | None) -> Launch:
         """Read a command line of one of the programs. See :class:`residency.engines.base.Engine`."""
-        from residency.api import program_name
-
         from .argv import read_argv
         from .version import normal
 
