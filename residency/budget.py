@@ -66,6 +66,7 @@ class Allocation:
     largest_bytes: int | None = None
     pieces: int = 1
     accounted: bool = True  # False: the engine itself does not budget these bytes
+    greedy: bool = False  # it takes what is left: free memory less the reserve, read when it is made
     evidence: str | None = None  # where the figure comes from
 
     @classmethod

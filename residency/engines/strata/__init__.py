@@ -1,0 +1,86 @@
+"""The engine Strata: its flags, capabilities and memory layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from residency.engines.base import Capability, CapabilityTable
+from residency.plugins import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from residency.budget import Budget
+    from residency.engines.base import Models
+    from residency.launch.model import Launch
+    from residency.machine.model import Machine
+
+_REPOSITORY = "https://github.com/Niko1221/Strata"
+
+CAPABILITIES = CapabilityTable(
+    rows=(
+        Capability(id="startup-vram-budget", title="start-up check of free VRAM that stops with the missing MiB", since="0.1.38",
+                   evidence=f"{_REPOSITORY}/issues/496, /issues/486: 0.1.38 lowers a default reserve or stops with what is short, and allocation errors tell the free VRAM"),
+        Capability(id="device-expert-slots", title="device-side expert slot store", platforms=("cuda", "rocm", "sycl"), evidence="--expert-cache"),
+        Capability(id="host-expert-slots", title="host expert slot store", platforms=("cuda", "rocm", "sycl"), evidence="host expert arena"),
+        Capability(id="kv-streaming", title="KV cache streamed from host memory", platforms=("cuda-discrete", "rocm-discrete"), evidence="--kv-resident"),
+        Capability(id="split-layer", title="split of whole layers over devices", platforms=("cuda", "rocm"), evidence="--layer-split"),
+        Capability(id="vision-request-path", title="requests with images", platforms=("cuda", "rocm", "metal"), evidence="--vision"),
+        Capability(id="vision-encoder", title="image encoder on this back end", platforms=("cuda", "metal", "cpu"), evidence="strata-vision: on AMD a CPU encoder on Linux, none on Windows"),
+        Capability(id="split-points", title="split at chosen layers", platforms=("cuda", "rocm"), evidence="--layer-split K[,K2..]"),
+        Capability(id="split-staged-copies", title="hand-over between cards through host memory", platforms=("cuda", "rocm"),
+                   evidence="docs/MULTI_GPU.md: no peer access needed or used"),
+        Capability(id="expert-mmap", title="experts read from the file mapping", platforms=("cuda", "rocm"), evidence="--mmap-experts"),
+        Capability(id="rope-extension", title="context beyond the trained length", platforms=("cuda", "rocm", "sycl"), evidence="--rope-scaling"),
+    ),
+    titles={
+        "split-row": "split of weight rows over devices",
+        "split-tensor": "tensor-parallel split",
+        "disk-borrowed-weights": "weights read in place from the file mapping",
+    },
+)  # fmt: skip
+
+
+class Strata:
+    """Strata, its server and its setup."""
+
+    name = "strata"
+    aliases = ("strata-engine",)
+    newest = "0.1.41"
+    programs = ("strata", "START-HERE.bat")
+    capabilities = CAPABILITIES
+
+    def read(self, argv: Sequence[str], environ: Mapping[str, str], *, version: str | None) -> Launch:
+        """Read a command line of the engine or of its setup. See :class:`residency.engines.base.Engine`."""
+        from residency.api import program_name
+
+        from .argv import read_argv
+
+        return read_argv(argv, environ, version=version or self.newest, given=version, program=program_name(argv[0]))
+
+    def option_problem(self, name: str, value: Any, *, version: str) -> str | None:
+        """Return why an entry of ``[engine.options]`` is wrong, or None."""
+        from .argv import option_problem
+
+        return option_problem(name, value, version=version)
+
+    def plan(self, launch: Launch, models: Models, machine: Machine, *, version: str) -> Budget:
+        """Lay a launch out. See :class:`residency.engines.base.Engine`."""
+        from .plan import plan
+
+        return plan(launch, models, machine, version=version)
+
+    def spell(self, launch: Launch, knob: str, value: Any) -> str | None:
+        """Return a change in the words of the command line the user typed."""
+        from .argv import spell
+
+        return spell(launch, knob, value)
+
+
+ENGINE = Strata()
+
+
+@hookimpl
+def residency_engines() -> list[Strata]:
+    """Return this plugin's engine."""
+    return [ENGINE]
