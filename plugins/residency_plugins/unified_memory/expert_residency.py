@@ -95,7 +95,9 @@ def _where_it_ends(found: PoolSum, towers: Allocation, facts: Facts) -> str:
     model, total = facts.models.main, found.pool.total_bytes
     if model is None or total is None:
         return ""
-    other = sum(a.likely_bytes for a in found.allocations if a.purpose is Purpose.WEIGHTS)
+    weights = [a for a in found.allocations if a.purpose is Purpose.WEIGHTS]
+    other = sum(a.likely_bytes for a in weights)
+    written = " once written out" if other > sum(a.certain_bytes for a in weights) else ""
     pieces = sorted((t for t in model.tensors if t.role is Role.EXPERT and t.layer is not None), key=lambda t: t.layer or 0)
     if len(pieces) > towers.pieces:  # the next-token block's own towers stay out where nothing speculates
         first = model.integer("block_count") - model.integer("nextn_predict_layers")
@@ -110,7 +112,7 @@ def _where_it_ends(found: PoolSum, towers: Allocation, facts: Facts) -> str:
             layers = model.integer("block_count")
             when = "the first forward would fail" if towers.phase is Phase.FIRST_FORWARD else "the load would fail"
             return (
-                f" Beside the other weights ({size(other)} once written out) about {fit} of them fit, even with the whole pool free, "
+                f" Beside the other weights ({size(other)}{written}) about {fit} of them fit, even with the whole pool free, "
                 f"so {when} in layer {tensor.layer} of {layers}."
             )
         committed, fit = committed + piece, fit + 1

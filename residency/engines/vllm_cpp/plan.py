@@ -379,6 +379,9 @@ class _Layout:
         found: list[Way] = []
         if self.streaming and not self.in_slots:
             found.append(Way(knob="option:vt-qwen35-alias-host-weights", value=None, note="its answers are unverified"))
+        if not settings.keep_quant:
+            knob = "option:vt-cpu-ref" if settings.cpu_ref else "option:vt-gguf-keep-quant"
+            found.append(Way(knob=knob, value=None, note="weights keep the encoding of the file"))
         if device is not None:
             found.append(Way(knob="device.kind", value="cpu", note="slower: experts are read from the file as tokens need them"))
             if not settings.stream and self.model.integer("expert_count") and lane.granted(self.model, replace(settings, stream=True), device, self.version):
