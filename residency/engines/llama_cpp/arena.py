@@ -82,6 +82,12 @@ class Tape:
         self.advance()
         return self._high
 
+    def high(self) -> int:
+        """Pack what is left, all of it still in use, and return the height so far."""
+        uses = [h for h, n in enumerate(self._uses) if n == 0 and self._kinds[h] != 3]  # noqa: PLR2004
+        self.advance(*uses[-1:])
+        return self._high
+
     def state(self, *live: int) -> tuple[object, ...]:
         """What decides how the graph is packed from here on: free blocks, and the places of what lives."""
         return (tuple(self._starts), tuple(self._lengths), tuple(self._places[self._roots[h]] for h in live))
@@ -122,12 +128,12 @@ class Tape:
         for handle in range(self._done, len(kinds)):
             sources = self._sources[handle]
             kind = kinds[handle]
-            if kind != 2 and kind != 3:  # noqa: PLR2004, PLR1714 - the hot loop
+            if kind != 2 and kind != 3:  # noqa: PLR1714 - the hot loop
                 size = sizes[handle]
                 taken = -1
-                if kind == 1 or kind == 5:  # noqa: PLR2004, PLR1714
+                if kind == 1 or kind == 5:  # noqa: PLR1714
                     for s in sources:
-                        if owner[s] and uses[s] == 1 and not views[s] and sizes[s] == size and kinds[s] < 4:  # noqa: PLR2004
+                        if owner[s] and uses[s] == 1 and not views[s] and sizes[s] == size and kinds[s] < 4:
                             taken = s
                             break
                 if taken >= 0:
@@ -155,13 +161,13 @@ class Tape:
                 uses[s] -= 1
                 if uses[s] or views[s]:
                     continue
-                if kinds[s] == 2:  # noqa: PLR2004
+                if kinds[s] == 2:
                     root = roots[s]
                     views[root] -= 1
-                    if not views[root] and not uses[root] and owner[root] and kinds[root] < 4:  # noqa: PLR2004
+                    if not views[root] and not uses[root] and owner[root] and kinds[root] < 4:
                         owner[root] = False
                         free(places[root], sizes[root])
-                elif owner[s] and kinds[s] < 4:  # noqa: PLR2004
+                elif owner[s] and kinds[s] < 4:
                     owner[s] = False
                     free(places[s], sizes[s])
         for h in live:
