@@ -8,6 +8,7 @@ from pathlib import Path
 from .cuda import probe_cuda
 from .host import probe_host
 from .model import Machine
+from .sysfs import probe_sysfs
 
 
 def probe(root: Path = Path("/")) -> Machine:
@@ -18,14 +19,15 @@ def probe(root: Path = Path("/")) -> Machine:
     """
     host_pool, host, facts, unknown = probe_host(root)
     cuda = probe_cuda(host_pool)
+    other_pools, other_devices, other_unknown = probe_sysfs(root, host_pool)
     return Machine(
         name=platform.node() or "this machine",
-        pools=(*cuda.pools, host_pool),
-        devices=cuda.devices,
+        pools=(*cuda.pools, *other_pools, host_pool),
+        devices=(*cuda.devices, *other_devices),
         host=host,
         host_pool_name=host_pool.name,
         source="probe",
         facts=(*cuda.facts, *facts),
         driver_version=cuda.driver_version,
-        unknown={**unknown, **cuda.unknown},
+        unknown={**unknown, **cuda.unknown, **other_unknown},
     )
