@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 REQUIRED = (
     "devices/exist",
     "kv-cache/types",
+    "layer-split/after-cache",
     "memory-budget/pools",
     "model-files/sound",
 )

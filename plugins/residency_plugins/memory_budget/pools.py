@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from residency.budget import Phase
+from residency.budget import Phase, Purpose
 from residency.report.model import usable_bytes
 from residency.rules import Finding, Rule
 from residency.units import size
@@ -70,12 +70,15 @@ def _judge(found: PoolSum, facts: Facts) -> Finding | None:
             return None
         return rule.cannot_tell(f"{name}: the launch puts {size(found.likely_bytes)} there, and how much it holds is unknown.", pool=name)
     margin = facts.policy.margin_of(name, found.pool.total_bytes or 0)
+    greedy = any(a.greedy for a in found.allocations)
+    if greedy:  # what such an engine leaves free by itself counts towards the margin
+        margin = max(0, margin - sum(a.likely_bytes for a in found.allocations if a.purpose is Purpose.RESERVE))
     limit = max(0, usable - margin)
     if found.certain_bytes > usable:
         return _refusal(found, facts, usable, usable, "certain")
     if found.likely_bytes > limit:
         return _refusal(found, facts, usable, limit, "likely")
-    if found.at_most_bytes > usable:
+    if found.at_most_bytes > usable and not greedy:  # there the band is judged against the reserve: layer-split/after-cache
         return _warning(found, usable)
     return None
 

@@ -25,7 +25,7 @@ CAPABILITIES = CapabilityTable(
         Capability(id="host-expert-slots", title="host expert slot store", platforms=("cuda", "rocm", "sycl"), evidence="host expert arena"),
         Capability(id="kv-streaming", title="KV cache streamed from host memory", platforms=("cuda-discrete", "rocm-discrete"), evidence="--kv-resident"),
         Capability(id="split-layer", title="split of whole layers over devices", platforms=("cuda", "rocm"), evidence="--layer-split"),
-        Capability(id="vision-request-path", title="requests with images", platforms=("cuda", "rocm", "metal"), evidence="--vision"),
+        Capability(id="vision-request-path", title="requests with images", platforms=("cuda", "rocm", "metal", "cpu"), evidence="--vision; the encoder is a process of its own and may compute on the CPU"),
         Capability(id="vision-encoder", title="image encoder on this back end", platforms=("cuda", "metal", "cpu"), evidence="strata-vision: on AMD a CPU encoder on Linux, none on Windows"),
         Capability(id="split-points", title="split at chosen layers", platforms=("cuda", "rocm"), evidence="--layer-split K[,K2..]"),
         Capability(id="split-staged-copies", title="hand-over between cards through host memory", platforms=("cuda", "rocm"),
@@ -52,7 +52,7 @@ class Strata:
 
     def read(self, argv: Sequence[str], environ: Mapping[str, str], *, version: str | None) -> Launch:
         """Read a command line of the engine or of its setup. See :class:`residency.engines.base.Engine`."""
-        from residency.api import program_name
+        from residency.engines.base import program_name
 
         from .argv import read_argv
 

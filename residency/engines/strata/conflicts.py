@@ -151,6 +151,8 @@ def _back_end(launch: Launch, machine: Machine, settings: Settings) -> Iterator[
             continue
         if kind not in flag.platforms and not (flag.target == "experts.cache" and asked == "auto"):
             yield _remark("unknown-setting", "not-on-this-back-end", flag.target, f"The {kind} back end has no {flag.names[0]}", Way(knob=flag.target, value=None))
+    if settings.vision and kind == "sycl":
+        yield _remark("impossible", "vision-sycl", "vision.enabled", "The sycl port takes no images yet", Way(knob="vision.enabled", value=False))
     if settings.vision and kind == "rocm" and machine.host.system == "windows":
         yield _remark("impossible", "vision-amd-windows", "vision.enabled", "There is no image encoder for AMD on Windows", Way(knob="vision.enabled", value=False))
     for device in settings.stages:

@@ -139,7 +139,7 @@ class _Layout:
             self.caches()
         return Budget(
             allocations=tuple(self.sheet.rows), remarks=(*found, *self.remarks), ways=self.ways(), in_order=True,
-            facts={"context": self.settings.context, "kv": self.kv, "low_bytes": LOW_BYTES, **self.facts},
+            facts={"context": self.settings.context, "kv": self.kv, "low_bytes": LOW_BYTES, "tower_elsewhere": self.settings.vision and self.models.mmproj is None, **self.facts},
         )  # fmt: skip
 
     def usable(self, device: Device) -> int | None:
@@ -156,7 +156,7 @@ class _Layout:
         tower = self.models.mmproj.tensor_bytes if self.models.mmproj is not None else ENCODER_WEIGHTS
         if device is None:
             self.sheet.add(Allocation.exact(self.machine.host_pool.name, Purpose.VISION, "image encoder on the CPU", Phase.BEFORE, tower,
-                                            backing="anonymous", knob="vision.device", accounted=False))  # fmt: skip
+                                            device="CPU", backing="anonymous", knob="vision.device", accounted=False))  # fmt: skip
             return
         likely = max(tower, ENCODER_LOADED if self.models.mmproj is None else tower + ENCODER_LOADED - ENCODER_WEIGHTS)
         self.sheet.add(
@@ -472,5 +472,6 @@ class _Layout:
             found.append(Way(knob="context.sequences", value=1))
         if s.reserves[0] > LEAST_RESERVE and s.reserve_given:
             found.append(Way(knob="memory.reserve", value=s.reserves[0], low=LEAST_RESERVE, step=64 * MIB))
+        found.append(Way(knob="memory.reserve", value=8 * GIB, low=max(s.reserves), step=64 * MIB, prefer="smallest", note="the expert cache shrinks by as much"))
         found.append(Way(knob="context.length", value=s.context - 1024, low=4096, step=1024))
         return tuple(found)

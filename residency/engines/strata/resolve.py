@@ -159,6 +159,6 @@ def resolve(launch: Launch, machine: Machine) -> Settings:
 def _encoder(launch: Launch, machine: Machine, stages: tuple[Device, ...]) -> Device | None:
     """Return the card of the image encoder: the named one, else the main card; AMD has a CPU encoder only."""
     wanted = launch.get("vision.device")
-    if wanted is not None:
-        return None if wanted.casefold() == "cpu" else machine.device(wanted)
+    if wanted is not None and wanted.casefold() not in ("gpu", "auto"):
+        return None if wanted.casefold() in ("cpu", "none") else machine.device(wanted)
     return stages[0] if stages and stages[0].kind in ("cuda", "metal") else None

@@ -1,0 +1,16 @@
+"""Rules about models spread over several cards, and about caches that take what is left."""
+
+from __future__ import annotations
+
+from residency.plugins import hookimpl
+
+
+@hookimpl
+def residency_rules() -> list[object]:
+    """Return this plugin's rules."""
+    from . import after_cache, card_budget, ends, mode, peers, pipeline_copies, points, reserve, row_cache, small_card, tenant
+
+    return [
+        module.rule
+        for module in (after_cache, card_budget, ends, mode, peers, pipeline_copies, points, reserve, row_cache, small_card, tenant)
+    ]
