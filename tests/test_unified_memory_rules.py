@@ -1,5 +1,7 @@
 """Every message of the rules about shared memory, whole."""
 
+# ruff: noqa: ISC004 - long messages are easier to read in pieces
+
 from __future__ import annotations
 
 import pytest
@@ -164,6 +166,14 @@ def test_free_versus_total():
     unknown = ask(15 * GIB, free=None)
     assert unknown.outcome == "warn"
     assert unknown.message == "unified: how much of the 16.00 GiB is free is unknown, and the launch takes 15.00 GiB of it. The system itself needs some."
+
+
+def test_a_share_of_the_total_can_be_more_than_is_free():
+    # Two nodes of 121.69 GiB with 101.7 GiB free after boot; 0.87 of the total is 105.87 GiB, 0.83 is 101.0.
+    machine = shared(total=int(121.69 * GIB), free=int(101.7 * GIB), memory_query=False)
+    for share, outcome in ((0.87, "veto"), (0.83, "approve")):
+        given = facts(machine=machine, budget=budget(row(Purpose.KV, int(share * 121.69 * GIB))))
+        assert finding(free_versus_total.rule, given).outcome == outcome
 
 
 def test_a_reading_of_more_free_than_total_is_refused():

@@ -75,7 +75,7 @@ def _refusal(found: PoolSum, towers: Allocation, device: Device, exceeded: Over,
     message += _where_it_ends(found, towers, facts)
     if towers.phase is Phase.FIRST_FORWARD:
         message += " " + _CHECK.get(str(facts.budget.facts.get("fit_check")), _CHECK["absent"])
-    if facts.engine.has("host-expert-slots", device) and not facts.launch.get("experts.stream"):
+    if any(way.knob == "experts.stream" and way.value is True for way in facts.budget.ways):
         message += " Expert streaming, which keeps them in host memory here, is off."
     return rule.veto(
         message,

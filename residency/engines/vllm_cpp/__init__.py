@@ -32,7 +32,7 @@ class VllmCpp:
 
     def read(self, argv: Sequence[str], environ: Mapping[str, str], *, version: str | None) -> Launch:
         """Read a command line of one of the programs. See :class:`residency.engines.base.Engine`."""
-        from residency.api import program_name
+        from residency.engines.base import program_name
 
         from .argv import read_argv
 

@@ -238,6 +238,8 @@ def spell(knob: str, value: Any) -> str | None:
     """Return a change in the engine's words: ("device.kind", "cpu") -> "--device cpu"; variables as NAME=value."""
     if isinstance(value, str) and (knob, value) in _SPELLED:
         return _SPELLED[knob, value]
+    if knob == "speculation.kind" and value is None:
+        return "without --speculative-config"
     flag = next((f for f in FLAGS if f.target == knob), None)
     if flag is not None:
         if value is None:

@@ -70,7 +70,9 @@ def expanded_bytes(tensor: Tensor) -> int:
 
 
 def bound_bytes(tensor: Tensor, settings: Settings) -> int:
-    """Return what the fit check charges: the file's bytes or bf16, the smaller; bf16 exactly when nothing is kept."""
+    """Return what the fit check charges: the file's bytes or bf16, the smaller; bf16 exactly where nothing is kept."""
+    if not settings.keep_quant and tensor.type_name not in _FLOATS:
+        return expanded_bytes(tensor)
     if not (settings.keep_quant or settings.keep_f16 or settings.nvfp4):
         return expanded_bytes(tensor)
     return min(tensor.nbytes, expanded_bytes(tensor)) if tensor.sized else tensor.nbytes

@@ -21,6 +21,7 @@ from .capabilities import CAPABILITIES
 from .memory import (
     batched_tokens,
     bound_bytes,
+    expands,
     kv_block_bytes,
     piece_bytes,
     recurrent_layers,
@@ -169,13 +170,11 @@ class _Layout:
         return piece_bytes(tensor, self.recurrent, self.settings)
 
     def _largest(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
-        """The largest single tensor, by the figure that is certain."""
-
-        def certain(tensor: Tensor) -> int:
-            return bound_bytes(tensor, self.settings) if self.settings.keep_quant else self._piece(tensor)
-
-        largest = max(tensors, key=certain, default=None)
-        return {} if largest is None else {"largest_name": largest.name, "largest_bytes": certain(largest), "pieces": len(tensors)}
+        """The largest single tensor, by what the engine's own bound charges for it."""
+        largest = max(tensors, key=lambda t: bound_bytes(t, self.settings), default=None)
+        if largest is None:
+            return {}
+        return {"largest_name": largest.name, "largest_bytes": bound_bytes(largest, self.settings), "pieces": len(tensors)}
 
     def _cpu_weights(self) -> list[Allocation]:
         host = self.machine.host_pool.name
@@ -210,9 +209,7 @@ class _Layout:
         dense, towers = self._dense(), self._towers()
         checked = device.kind in ("cuda", "rocm")  # metal and vulkan may read the mapping in place
         held = sum(g.held_bytes for g in dense)
-        bound = 0
-        if checked:  # with keep-quant off everything is written out, and that is certain too
-            bound = min(held, sum(g.bound_bytes for g in dense)) if settings.keep_quant else held
+        bound = min(held, sum(g.bound_bytes for g in dense)) if checked else 0
         rows = [
             Allocation(pool=device.pool, purpose=Purpose.WEIGHTS, name="weights outside the experts", phase=Phase.FIRST_FORWARD,
                        certain_bytes=bound, likely_bytes=held, at_most_bytes=held, device=device.name, **self._largest([t for g in dense for t in g.tensors]))
@@ -224,25 +221,25 @@ class _Layout:
             staged = [t for g in towers for t in g.tensors if self._on_device(t)]
             if staged:
                 held_towers = sum(self._piece(t) for t in staged)
-                # Written out there is no smaller figure; kept as they are, the engine's bound is the file's.
-                certain = held_towers if checked else 0
+                certain = min(held_towers, sum(bound_bytes(t, settings) for t in staged)) if checked else 0
                 rows.append(
                     Allocation(pool=device.pool, purpose=Purpose.EXPERTS, name="expert towers", phase=Phase.FIRST_FORWARD, device=device.name,
                                certain_bytes=certain, likely_bytes=held_towers, at_most_bytes=held_towers, knob="experts.stream", **self._largest(staged))
                 )  # fmt: skip
         if mapped:
             rows.append(Allocation.mapped(host, Purpose.WEIGHTS, "file mapping the weights are read from", mapped, knob="memory.load"))
-        rows += self._host_copies(device, sum(g.own_bytes for g in (*dense, *towers)))
+        rows += self._host_copies(device, (*dense, *towers))
         return rows
 
-    def _host_copies(self, device: Device, own: int) -> list[Allocation]:
+    def _host_copies(self, device: Device, groups: tuple[Group, ...]) -> list[Allocation]:
         """Host copies of what the loader wrote out and the device then gets a copy of.
 
         With a pool of its own the host holds them from the load to the first forward. In one pool with the device they
         are freed piece by piece as they are uploaded, unless that is switched off or the back end never does; with the
         alias there is no second copy at all (https://github.com/mudler/vllm.cpp/issues/1299).
         """
-        shared = self.machine.is_unified(device)
+        shared, own = self.machine.is_unified(device), sum(g.own_bytes for g in groups)
+        written = [t for g in groups for t in g.tensors if expands(t, self.recurrent, self.settings)]
         aliased = self.streaming and self.settings.alias_host and shared
         if not own or aliased:
             return []
@@ -251,7 +248,7 @@ class _Layout:
         return [
             Allocation(pool=self.machine.host_pool.name, purpose=Purpose.STAGING, name="host copies of uploaded weights", phase=Phase.LOAD,
                        certain_bytes=0, likely_bytes=likely, at_most_bytes=own, backing="anonymous", device=device.name,
-                       knob="option:vt-release-host-weights" if device.kind == "cuda" else None)
+                       knob="option:vt-release-host-weights" if device.kind == "cuda" else None, **self._largest(written))
         ]  # fmt: skip
 
     def _runtime(self, device: Device | None) -> list[Allocation]:

@@ -70,7 +70,8 @@ class Asked:
         self.launch = launch
         self.offload_document: dict[str, Any] = parse(launch.options.get("offload-config") or "{}")
         speculation = parse(launch.options.get("speculative-config") or "{}")
-        self.documents = {**settings_of(self.offload_document), **speculation_of(speculation)}
+        # Of a command line the documents are folded into the launch already, where a change of one setting can undo it.
+        self.documents = {} if launch.program is not None else {**settings_of(self.offload_document), **speculation_of(speculation)}
 
     def get(self, target: str, default: Any = None) -> Any:
         """Return the value of a knob or "option:NAME"."""
