@@ -308,3 +308,19 @@ def test_an_amd_card_and_an_amd_apu(tmp_path):
     assert [(p.name, p.total_bytes, p.free_bytes) for p in pools] == [("ROCm0", 16 * GIB, 15 * GIB)]
     assert [(d.name, d.pool, d.integrated) for d in devices] == [("ROCm0", "ROCm0", False), ("ROCm1", "host", True)]
     assert "ceiling of ROCm1" in unknown
+
+
+# -- a real machine --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_real_h200_said_reads_back():
+    measured = json.loads((Path(__file__).parent.parent / "docs" / "evidence" / "probe-one-h200.json").read_text())
+    machine = machine_from_mapping(measured["profile"])
+    (device,) = machine.devices
+    pool = machine.pool("CUDA0")
+    assert pool.total_bytes == measured["driver_with_a_context"]["cuDeviceTotalMem"] == 150109880320
+    # A driver context costs what the engine's own real runs show: 523 MiB.
+    assert (pool.free_bytes - measured["driver_with_a_context"]["cuMemGetInfo_free"]) / 2**20 == pytest.approx(523, abs=1)
+    assert (device.compute_capability, device.integrated, device.pageable_access, device.memory_query) == ("9.0", False, False, True)
+    assert measured["checks"]["memory_used_before"] == measured["checks"]["memory_used_after"]
+    assert measured["cold_seconds_median"] < 1.5
