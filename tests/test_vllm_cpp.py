@@ -90,6 +90,7 @@ def test_the_environment_wins_over_the_document_and_the_document_over_the_defaul
         (["--offload-config", '{"vllm_cpp":{"expert_stream":{"slots":true}}}'], "--offload-config vllm_cpp.expert_stream.slots must be a whole number"),
         (["--offload-config", '{"vllm_cpp":{"expert_stream":{"stats_every":4}}}'], "--offload-config has no key vllm_cpp.expert_stream.stats_every; legal there: enabled, slots, slot_bytes"),
         (["--offload-config", '{"vllm_cpp":{"placement":{"fit":true,"cpu_moe":true}}}'], "--offload-config vllm_cpp.placement.fit excludes a placement by hand in the same document"),
+        (["--offload-config", '{"vllm_cpp":{"expert_stream":{"slots":9223372036854775808}}}'], "--offload-config vllm_cpp.expert_stream.slots is more than the engine's counters hold"),
         (["--kv-transfer-config", "{}"], "--kv-transfer-config needs kv_connector; needs kv_role, one of kv_producer, kv_consumer, kv_both"),
         (["--speculative-config", '{"method":"magic"}'], "--speculative-config needs method, one of mtp, dflash, dspark, ngram, draft_model"),
     ],
@@ -132,6 +133,22 @@ def test_a_launch_file_says_the_same_as_the_command_line(tmp_path):
     file.write_text(file.read_text().replace("vt-gguf-prefault = false", 'vt-gguf-prefualt = "0"'))
     with pytest.raises(InputError, match="did you mean vt-gguf-prefault"):
         residency.validate(file, machine="dgx-spark-gb10", environ={})
+
+
+@pytest.mark.parametrize(
+    ("section", "rule", "message"),
+    [
+        ({"kv": {"key_type": "q8_0"}}, "kv-cache/types", "The cache has one type, of auto, bfloat16, fp8, fp8_e4m3, and not keys q8_0, values q8_0."),
+        ({"kv": {"block_size": 40}}, "kv-cache/types", "A block of 40 tokens is not a multiple of 16."),
+        ({"memory": {"load": "mlock"}}, "settings/possible", "The engine borrows weights from the file mapping or reads them; it has no other load mode."),
+        ({"layers": {"split": "row"}}, "settings/possible", "The engine computes on one device and has no split of any kind."),
+        ({"device": {"kind": "vulkan"}}, "settings/possible", "The engine knows the device names auto, cpu and cuda; vulkan is reached through auto only."),
+    ],
+)
+def test_what_only_a_launch_file_can_ask_for(section, rule, message):
+    source = {"engine": {"name": "vllm.cpp"}, "model": {"path": CENSUS}, "context": {"sequences": 1}, "device": {"kind": "cpu"}, **section}
+    report = residency.validate(source, machine="dgx-spark-gb10", environ={})
+    assert (rule, message) in [(f.rule, f.message) for f in report.findings if f.outcome == "veto"]
 
 
 # -- the lane

@@ -10,6 +10,7 @@ import difflib
 import json
 from typing import Any
 
+from residency.launch.sizes import LARGEST
 from residency.text import clean
 
 from .environment import VARIABLES
@@ -65,6 +66,8 @@ def _problems(document: dict[str, Any], legal: dict[str, Any], at: str = "") -> 
                 found.append(f"{at}{key} must be an object")
         elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             found.append(f"{at}{key} must be {_WORDS[kind]}")
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            found.append(f"{at}{key} is more than the engine's counters hold")
     return found
 
 
@@ -103,7 +106,7 @@ def speculative_problems(document: dict[str, Any]) -> list[str]:
     if document.get("method") not in METHODS:
         found.append(f"needs method, one of {', '.join(METHODS)}")
     tokens = document.get("num_speculative_tokens")
-    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1):
+    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= LARGEST):
         found.append("num_speculative_tokens must be a whole number above 0")
     return found
 

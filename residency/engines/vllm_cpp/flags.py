@@ -60,13 +60,21 @@ FLAGS: tuple[Flag, ...] = (
     _f("option:video-device", "--video-device", "text"),
 )
 
-#: Flags without bearing on memory: name -> number of values.
-SILENT: dict[str, int] = {
-    **dict.fromkeys(
-        ["--enable-force-include-usage", "--enable-tokenizer-info-endpoint", "--enable-server-dev-mode", "--verbose", "-v", "--enable-thinking", "--no-enable-thinking", "--enable-log-requests", "--disable-log-requests", "--enable-log-outputs", "--enable-metrics", "--disable-metrics", "--enable-jump-forward", "--disable-jump-forward", "--disable-sliding-window", "--enable-sliding-window", "--video-keep-quant", "--video-dequant-bf16", "--enable-auto-tool-choice", "--trust-remote-code", "--version", "-h", "--help", "--stream"], 0),
-    **dict.fromkeys(
-        ["--host", "--port", "--revision", "--download-dir", "--tokenizer-config", "--served-model-name", "--cuda-profile-graph-replays", "--cuda-profile-graph-batch", "--benchmark-shutdown-fifo", "--video-vae", "--video-vae-config", "--audio-vae", "--audio-vae-config", "--video-tokenizer", "--video-encoder-max-layers", "--video-prompt-embeds", "--video-workdir", "--video-ffmpeg", "--video-partition", "--video-family", "--speech-family", "--video-extra", "--max-log-len", "--scheduling-policy", "--schedule-policy", "--generation-config", "--tool-call-parser", "--reasoning-parser", "--prompt", "--max-tokens", "--temperature", "--top-p", "--top-k", "--seed"], 1),
-}
+#: Flags without bearing on memory: without a value, and with one.
+_NO_VALUE = """
+--enable-force-include-usage --enable-tokenizer-info-endpoint --enable-server-dev-mode --verbose -v --enable-thinking
+--no-enable-thinking --enable-log-requests --disable-log-requests --enable-log-outputs --enable-metrics
+--disable-metrics --enable-jump-forward --disable-jump-forward --disable-sliding-window --enable-sliding-window
+--video-keep-quant --video-dequant-bf16 --enable-auto-tool-choice --trust-remote-code --version -h --help --stream
+"""
+_ONE_VALUE = """
+--host --port --revision --download-dir --tokenizer-config --served-model-name --cuda-profile-graph-replays
+--cuda-profile-graph-batch --benchmark-shutdown-fifo --video-vae --video-vae-config --audio-vae --audio-vae-config
+--video-tokenizer --video-encoder-max-layers --video-prompt-embeds --video-workdir --video-ffmpeg --video-partition
+--video-family --speech-family --video-extra --max-log-len --scheduling-policy --schedule-policy --generation-config
+--tool-call-parser --reasoning-parser --prompt --max-tokens --temperature --top-p --top-k --seed
+"""
+SILENT: dict[str, int] = {**dict.fromkeys(_NO_VALUE.split(), 0), **dict.fromkeys(_ONE_VALUE.split(), 1)}
 # fmt: on
 
 #: Flags of other engines whose absence means a missing capability: name -> what to know.

@@ -15,7 +15,8 @@ from residency.ways import Way
 from . import lane
 from .capabilities import CAPABILITIES, PARITY
 from .environment import BY_NAME, UNREAD, read_value
-from .memory import kv_block_bytes
+from .flags import KV_TYPES
+from .memory import KV_BYTES, kv_block_bytes
 from .settings import DEFAULT_BLOCKS
 from .versions import DEVICE_LANE
 
@@ -139,6 +140,18 @@ def _model(launch: Launch) -> Iterator[Remark]:
 
 
 def _cache(launch: Launch, model: Checkpoint, settings: Settings) -> Iterator[Remark]:
+    # A command line cannot say these; a launch file can.
+    if settings.kv_type not in KV_BYTES or launch.get("kv.value_type") not in (None, settings.kv_type):
+        asked = f"keys {settings.kv_type}, values {launch.get('kv.value_type') or settings.kv_type}"
+        yield Remark(kind="impossible", code="kv-type", knob="kv.key_type", value=settings.kv_type,
+                     message=f"The cache has one type, of {', '.join(KV_TYPES)}, and not {clean(asked)}",
+                     ways=(Way(knob="kv.key_type", value=None),))  # fmt: skip
+    if settings.block_size % 16:
+        yield Remark(kind="impossible", code="block-size", knob="kv.block_size", message=f"A block of {settings.block_size} tokens is not a multiple of 16",
+                     ways=(Way(knob="kv.block_size", value=-(-settings.block_size // 16) * 16),))  # fmt: skip
+    if launch.get("memory.load") not in (None, "auto", "mmap", "none"):
+        yield Remark(kind="impossible", code="load-mode", knob="memory.load", message="The engine borrows weights from the file mapping or reads them; it has no other load mode",
+                     ways=(Way(knob="memory.load", value="mmap"),))  # fmt: skip
     if launch.options.get("gpu-memory-utilization") is not None:
         tokens = pool_blocks(model, settings) * settings.block_size
         yield Remark(kind="inert", code="utilization", knob="option:gpu-memory-utilization",
