@@ -49,7 +49,8 @@ class Allocation:
     """One allocation, or a group the engine makes together.
 
     ``certain <= likely <= at_most``. Memory mapped from a file (``backing="mapped"``) is page
-    cache the kernel may drop, so its certain and likely bytes are 0 and ``at_most`` is its size.
+    cache the kernel may drop, so its certain and likely bytes are 0 and ``at_most`` is its size. A
+    row of purpose ``RESERVE`` runs the other way: it is what the rest leaves of the reserve.
     """
 
     pool: str
@@ -145,6 +146,11 @@ class PoolSum:
     likely_bytes: int
     at_most_bytes: int
     allocations: tuple[Allocation, ...]
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Likely bytes that are only kept free; what else may need them is counted here too."""
+        return sum(a.likely_bytes for a in self.allocations if a.purpose is Purpose.RESERVE)
 
     def first_over(self, limit_bytes: int, *, number: Literal["certain", "likely", "at_most"] = "likely") -> tuple[Allocation, int] | None:
         """Return the first allocation that does not fit under the limit, and what stood before it."""

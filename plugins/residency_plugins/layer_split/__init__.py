@@ -8,9 +8,21 @@ from residency.plugins import hookimpl
 @hookimpl
 def residency_rules() -> list[object]:
     """Return this plugin's rules."""
-    from . import after_cache, card_budget, ends, mode, peers, pipeline_copies, points, reserve, row_cache, small_card, tenant
+    from . import (
+        after_cache,
+        card_budget,
+        end_cards,
+        mode,
+        peers,
+        pipeline_copies,
+        points,
+        reserve,
+        row_cache,
+        small_card,
+        stale_tenant,
+    )
 
     return [
         module.rule
-        for module in (after_cache, card_budget, ends, mode, peers, pipeline_copies, points, reserve, row_cache, small_card, tenant)
+        for module in (after_cache, card_budget, end_cards, mode, peers, pipeline_copies, points, reserve, row_cache, small_card, stale_tenant)
     ]

@@ -53,7 +53,7 @@ def after_cache(facts: Facts) -> tuple[AfterCache, ...]:
             continue
         cache = found.allocations[place]
         late = tuple(a for a in found.allocations[place + 1 :] if not a.accounted and a.purpose is not Purpose.RESERVE)
-        kept = sum(a.likely_bytes for a in found.allocations if a.purpose is Purpose.RESERVE) + sum(a.at_most_bytes for a in late)
+        kept = found.reserve_bytes + sum(a.likely_bytes for a in late)
         reserve = reserves.get(found.pool.name, kept) if isinstance(reserves, dict) else kept
         outside = tuple(a for a in found.allocations[:place] if not a.accounted)
         rows.append(AfterCache(found=found, cache=cache, reserve_bytes=reserve, late=late, outside=outside))

@@ -12,6 +12,7 @@ cards; or leave the points to the engine.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from residency.rules import Finding, Rule, Way
@@ -34,8 +35,9 @@ def check(facts: Facts) -> list[Finding] | Finding:
     cards = len(ids) if ids is not None else len(facts.machine.accelerators)
     automatic = Way(knob="layers.first", value=None, note="the engine places the split")
     wrong = []
-    if any(a >= b for a, b in zip(firsts, firsts[1:], strict=False)) or firsts[0] < 1:
-        counts, meant = _as_counts(firsts, layers), ()
+    if any(a >= b for a, b in itertools.pairwise(firsts)) or firsts[0] < 1:
+        counts = _as_counts(firsts, layers)
+        meant: tuple[Way, ...] = ()
         hint = ""
         if counts:
             hint = f" As counts of layers it would be {', '.join(str(c) for c in counts)}."

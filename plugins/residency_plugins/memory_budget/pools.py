@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from residency.budget import Phase, Purpose
+from residency.budget import Phase
 from residency.report.model import usable_bytes
 from residency.rules import Finding, Rule
 from residency.units import size
@@ -72,7 +72,7 @@ def _judge(found: PoolSum, facts: Facts) -> Finding | None:
     margin = facts.policy.margin_of(name, found.pool.total_bytes or 0)
     greedy = any(a.greedy for a in found.allocations)
     if greedy:  # what such an engine leaves free by itself counts towards the margin
-        margin = max(0, margin - sum(a.likely_bytes for a in found.allocations if a.purpose is Purpose.RESERVE))
+        margin = max(0, margin - found.reserve_bytes)
     limit = max(0, usable - margin)
     if found.certain_bytes > usable:
         return _refusal(found, facts, usable, usable, "certain")

@@ -42,7 +42,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
             continue
         rest = found.likely_bytes - allocation.likely_bytes
         where = allocation.device or allocation.pool
-        limit = max(0, usable - facts.policy.margin_of(found.pool.name, found.pool.total_bytes or 0))
+        limit = max(0, usable - max(0, facts.policy.margin_of(found.pool.name, found.pool.total_bytes or 0) - found.reserve_bytes))
         if found.likely_bytes > limit >= rest:
             findings.append(
                 rule.veto(

@@ -46,11 +46,12 @@ def check(facts: Facts) -> list[Finding] | Finding:
         found = sums[allocation.pool]
         usable = usable_bytes(found.pool)
         growth = allocation.at_most_bytes - allocation.likely_bytes
-        if usable is not None and growth and found.likely_bytes <= usable < found.likely_bytes + growth:
+        held = found.likely_bytes - found.reserve_bytes
+        if usable is not None and growth and held <= usable < held + growth:
             findings.append(
                 rule.warn(
                     f"{allocation.device or allocation.pool}: the largest image allowed grows the encoder by {size(growth)} while requests run, and "
-                    f"{size(usable - found.likely_bytes)} is left.", pool=allocation.pool, need_bytes=found.likely_bytes + growth, have_bytes=usable,
+                    f"{size(usable - held)} is left.", pool=allocation.pool, need_bytes=held + growth, have_bytes=usable,
                     knob="vision.max_tokens",
                 )
             )

@@ -7,6 +7,7 @@ after it has to live in the reserve. So the sum of a card always fits exactly un
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def after_at_most(context: int, cards: int) -> int:
     points = (*AFTER_AT_MOST, AFTER_ON_SPLIT) if cards > 1 else AFTER_AT_MOST
     if context <= points[0][0]:
         return points[0][1]
-    for (low, small), (high, large) in zip(points, points[1:], strict=False):
+    for (low, small), (high, large) in itertools.pairwise(points):
         if context <= high:
             return small + (large - small) * (context - low) // (high - low)
     return points[-1][1]
@@ -81,7 +82,7 @@ class _Sheet:
     used: dict[str, int] = field(default_factory=dict)
 
     def add(self, row: Allocation) -> None:
-        if row.at_most_bytes:
+        if row.at_most_bytes or row.likely_bytes:
             self.rows.append(row)
             self.used[row.pool] = self.used.get(row.pool, 0) + row.likely_bytes
 
@@ -350,6 +351,7 @@ class _Layout:
         if self._pipeline():
             sheet.exact(device, Purpose.COMPUTE, "second verify window", Phase.WARM_UP, self._pipeline(), knob="option:pipeline-windows")
         first = WINDOW_MEASURED if not index else 0
+        first_late = len(sheet.rows)
         at_most = after_at_most(s.context, len(s.stages)) - (WINDOW_MEASURED if index else 0)
         likely = AFTER_LIKELY - (WINDOW_MEASURED if index else 0)
         name = "graphs, library handles, side streams, first use" if index else "verify window, graphs, library handles, side streams, first use"
@@ -371,9 +373,10 @@ class _Layout:
                            evidence="setup.py: the encoder on the GPU needs about 700 MiB of the reserve")
             )  # fmt: skip
             most += ENCODER_GROWTH
-        if greedy and reserve > most:
+        used = sum(a.likely_bytes for a in sheet.rows[first_late:])
+        if greedy and reserve > used:
             sheet.add(Allocation(pool=device.pool, purpose=Purpose.RESERVE, name="rest of the reserve", phase=Phase.RUN_TIME, certain_bytes=0,
-                                 likely_bytes=reserve - most, at_most_bytes=reserve - most, device=device.name, knob="memory.reserve"))  # fmt: skip
+                                 likely_bytes=reserve - used, at_most_bytes=max(0, reserve - most), device=device.name, knob="memory.reserve"))  # fmt: skip
 
     def _resident_copy(self, device: Device, cached: int) -> None:
         """The experts no card holds, copied to RAM after the cache was filled."""

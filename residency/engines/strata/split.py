@@ -7,7 +7,7 @@ engine weighs hot experts higher, which needs the profile; bytes are what can be
 
 from __future__ import annotations
 
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def ranges(firsts: Sequence[int], layers: int) -> tuple[tuple[int, int], ...]:
     """Return the layer range of every stage; firsts = (24,) of 48 layers: ((0, 24), (24, 48))."""
     edges = [0, *firsts, layers]
-    return tuple((low, high) for low, high in zip(edges, edges[1:], strict=False))
+    return tuple((low, high) for low, high in pairwise(edges))
 
 
 def plan_split(rooms: Sequence[int], expert_bytes: Sequence[int], session: Callable[[int, int], int]) -> tuple[int, ...]:
@@ -33,7 +33,8 @@ def plan_split(rooms: Sequence[int], expert_bytes: Sequence[int], session: Calla
     before = [0, *accumulate(expert_bytes)]
     if len(rooms) > 3 or layers < 2 * len(rooms):
         total = sum(max(1, r) for r in rooms)
-        edges, placed = [], 0.0
+        edges: list[int] = []
+        placed = 0.0
         for room in rooms[:-1]:
             placed += max(1, room) / total
             edges.append(min(layers - 1, max(len(edges) + 2, round(placed * layers))))
