@@ -29,6 +29,7 @@ def _helper(name: str) -> ModuleType:
 
 
 _helper("gguf_writer")
+_helper("plugin_writer")
 
 GEMMA_BYTES = 253_113_024
 
