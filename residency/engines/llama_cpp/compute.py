@@ -176,6 +176,10 @@ class Graph:
                 return (self.tape.op(weight.nbytes),)
         return ()
 
+    def small_copy(self, name: str, nbytes: int) -> tuple[int, ...]:
+        """The copy of a bias or a scale that goes with a host weight."""
+        return (self.tape.op(nbytes),) if self.foreign is None or name in self.foreign else ()
+
     def product(self, block: Block, name: str, source: int, *, tokens4: int | None = None) -> int:
         """A matrix product with its bias."""
         size = block.weights[name].out * (tokens4 if tokens4 is not None else self.t4)
@@ -185,8 +189,10 @@ class Graph:
         if copied and self.last and name == "attn_output" and self.chosen < 0:
             self.chosen = self.tape.op(4 * self.shape.rows)
         result = self.tape.op(size, *copied, source)
+        if name in block.scales:
+            result = self.tape.same(size, result, *self.small_copy(name, 4))
         if name in block.biases:
-            result = self.tape.same(size, result)
+            result = self.tape.same(size, result, *self.small_copy(name, block.weights[name].out * 4))
         return result
 
     def norm(self, block: Block, name: str, source: int, size: int) -> int:
@@ -506,6 +512,9 @@ class Graph:
         inner = down.shape[0] * used * t4
         chosen = tape.view(order)
         x = tape.view(n)
+        if self.hyper.architecture == "llama4":  # inputs are weighted, one copy per chosen expert
+            whole = self.hyper.embedding * used * t4
+            x = tape.same(whole, tape.op(whole, x), weights)
         if "ffn_gate_up" + suffix in w:
             both = tape.op(2 * inner, *self.copy(block, "ffn_gate_up" + suffix), x, chosen)
             cur = tape.op(inner, tape.view(both), tape.view(both))
@@ -635,6 +644,9 @@ class Graph:
                 n = tape.same(size, normed, *self.copy(block, "attn_norm"))
             else:
                 n = self.norm(block, "attn_norm", x, size)
+        feeds = "ffn_down" in w or "ffn_gate_inp" in w
+        inner_norm = "ffn_norm" if "ffn_norm" in w else "post_attention_norm" if "post_attention_norm" in w else None
+        parallel = inner_norm is None and "post_ffw_norm" not in w and feeds
         mixed = True
         if block.recurrent and block.attends and "ssm_in" in w:  # both side by side
             a = self.product(block, "ssm_out", self.scan(block, n))
@@ -645,11 +657,14 @@ class Graph:
         elif "attn_kv_a_mqa" in w:
             o = self.product(block, "attn_output", self.gated(block, self.latent(block, n), n))
         elif "attn_q" in w or "attn_qkv" in w:
-            o = self.product(block, "attn_output", self.attention(block, n)) if "attn_output" in w else self.attention(block, n)
+            o = self.attention(block, n)
+            if parallel and rows <= 0 and "attn_output" in w:  # the graph reaches the output projection after the feed-forward
+                h = self.feed(block, n)
+                o = self.product(block, "attn_output", o)
+                return tape.same(size, tape.same(size, h, o), x)
+            o = self.product(block, "attn_output", o) if "attn_output" in w else o
         else:
             o, mixed = n, False
-        feeds = "ffn_down" in w or "ffn_gate_inp" in w
-        inner_norm = "ffn_norm" if "ffn_norm" in w else "post_attention_norm" if "post_attention_norm" in w else None
         if "post_attention_norm" in w and ("ffn_norm" in w or "post_ffw_norm" in w) and mixed:
             o = self.norm(block, "post_attention_norm", o, size)
             inner_norm = "ffn_norm" if "ffn_norm" in w else None
@@ -666,18 +681,26 @@ class Graph:
             before = self.t4
             self.t4 = rows * 4
             size = small
-        parallel = inner_norm is None and "post_ffw_norm" not in w
         if parallel:
             h = self.feed(block, n)
             h = tape.same(size, h, o)
             h = tape.same(size, h, x)
         else:
-            mid = tape.same(size, o, x)
+            first = RESIDUAL_FIRST.get(self.hyper.architecture, 0)
+            mid = tape.same(size, x, o) if first > 1 else tape.same(size, o, x)
             m = self.norm(block, inner_norm, mid, size) if inner_norm else mid
+            if "ffn_norm_exps" in w:  # experts beside the dense part, on a norm of the block's input
+                dense = tape.same(size, self.dense(block, m), mid)
+                e = self.norm(block, "ffn_norm_exps", x, size)
+                order, weights = self.route(block, e)
+                h = tape.same(size, self.experts(block, e, order, weights), dense)
+                if rows > 0:
+                    self.t4 = before
+                return h
             h = self.feed(block, m)
             if "post_ffw_norm" in w:
                 h = self.norm(block, "post_ffw_norm", h, size)
-            h = tape.same(size, h, mid)
+            h = tape.same(size, mid, h) if first else tape.same(size, h, mid)
         if rows > 0:
             self.t4 = before
         return h
@@ -841,6 +864,8 @@ SPARSE = frozenset({"dsa", "dsa-window", "msa", "hybrid-indexer", "dsv4"})
 NO_ROPE = frozenset(
     ["bloom", "mpt", "refact", "jais", "gpt2", "starcoder", "jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "plamo2"]
 )
+#: The residual stands first in the sum, so its place is the one taken over: after the feed-forward (1), or twice (2).
+RESIDUAL_FIRST: Mapping[str, int] = {"phi3": 1, "jamba": 2, "lfm2": 2, "lfm2moe": 2}
 #: Rows of the result are picked after the last block: draft heads read every token's state, which is a result too.
 LATE_ROWS = frozenset(
     ["bailingmoe3", "cohere2moe", "gemma4", "hy_v3", "nemotron_h", "gpt-oss", "qwen35", "qwen35moe", "qwen3next", "step35"]
@@ -915,13 +940,14 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     windows = {blocks[i].windowed for i in run if blocks[i].attends or hyper.memory == "none"}
     first = run[0] if run else len(blocks)
     normed = -1
+    has_norm = bool(run) and ("attn_norm" in blocks[run[0]].weights or hyper.architecture in NORM_WITHOUT_WEIGHT or graph.wide > 1)
     has_x = bool(run) or has_output
     if placement.pipeline:
         for _ in range(PIPELINE_COPIES - 1):
             if has_x:
                 tape.keep(size * (graph.wide if first else 1))
             tape.keep(small)
-            if first and run:
+            if first and run and has_norm:
                 tape.keep(size * graph.wide)
             if run and hyper.memory in ("dsa", "dsa-window"):
                 tape.keep(shape.cells * shape.tokens * 2)
@@ -929,7 +955,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
                 tape.keep(graph.mask_bytes(w))
         x = tape.keep(size * (graph.wide if first else 1)) if has_x else -1
         tape.keep(small)
-        if first and run:
+        if first and run and has_norm:
             normed = tape.keep(size * graph.wide)
         if run and hyper.memory in ("dsa", "dsa-window"):
             graph.index_mask()
@@ -943,7 +969,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             if attending_all := [blocks[i] for i in run if blocks[i].attends]:
                 graph.spin = tape.op(ROTATION_BYTES) if graph.rotates(attending_all[-1]) & 2 else -1
             graph.indices = tape.op(small)
-        if first and run and not host:
+        if first and run and not host and has_norm:
             normed = tape.op(size)
         if run and whole and (shape.flash_here or not shape.flash):
             for w in sorted(windows, reverse=True):
