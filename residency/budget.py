@@ -184,6 +184,15 @@ class Budget:
 
     def sums(self, machine: Machine) -> tuple[PoolSum, ...]:
         """Return one sum per pool of the machine, in the machine's order."""
+        known = self.__dict__.get("_sums")  # every rule about pools asks for the same sums
+        if known is not None and known[0] is machine:
+            found_before: tuple[PoolSum, ...] = known[1]
+            return found_before
+        sums = self._sum(machine)
+        self.__dict__["_sums"] = (machine, sums)
+        return sums
+
+    def _sum(self, machine: Machine) -> tuple[PoolSum, ...]:
         found: dict[str, list[Allocation]] = {pool.name: [] for pool in machine.pools}
         for allocation in self.ordered:
             found.setdefault(allocation.pool, []).append(allocation)

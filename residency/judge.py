@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from residency.budget import Allocation, Budget, Phase, Purpose, Unknown
 from residency.engines.base import EngineView
 from residency.plugins import describe
-from residency.report.model import Report
+from residency.report.model import Report, usable_bytes
 from residency.rules.finding import Finding, Fix, Outcome
 from residency.rules.rule import Facts
 from residency.rules.runner import apply_policy, run_rules
@@ -153,6 +153,7 @@ class _Trials:
     def __init__(self, case: Case, today: date, left: int = TRIALS) -> None:
         self.case, self.today, self.left = case, today, left
         self.known: dict[tuple[str, str], tuple[Finding, ...]] = {}
+        self.over: dict[tuple[str, str], int] = {}
 
     def findings(self, knob: str, value: Any) -> tuple[Finding, ...] | None:
         """Return the findings of the changed launch, or None when the trials are used up."""
@@ -162,8 +163,13 @@ class _Trials:
                 return None
             self.left -= 1
             changed = replace(self.case, launch=self.case.launch.with_value(knob, value))
-            self.known[key] = _evaluate(changed, self.today)[1]
+            budget, self.known[key] = _evaluate(changed, self.today)
+            self.over[key] = _excess(budget, changed)
         return self.known[key]
+
+    def excess(self, knob: str, value: Any) -> int:
+        """Return by how many bytes the fullest pool of a launch tried before is over; negative: what is left."""
+        return self.over.get((knob, repr(value)), 0)
 
     def passes(self, knob: str, value: Any) -> bool:
         """Whether the changed launch is allowed."""
@@ -178,10 +184,24 @@ class _Trials:
         )
 
 
-def nearest_passing(way: Way, passes: Callable[[int], bool]) -> int | None:
-    """Return the passing multiple of the way's step nearest to its preferred end, by bisection; None if there is none.
+def _excess(budget: Budget, case: Case) -> int:
+    rooms = [
+        found.likely_bytes - usable + case.policy.margin_of(found.pool.name, found.pool.total_bytes or 0)
+        for found in budget.sums(case.machine)
+        if found.allocations and (usable := usable_bytes(found.pool)) is not None
+    ]
+    return max(rooms, default=0)
 
-    Assumes that passing is monotone between the two ends; the caller verifies the value itself.
+
+#: Steps guessed from the bytes before plain halving takes over; memory is nearly linear in most knobs.
+_GUESSES = 6
+
+
+def nearest_passing(way: Way, passes: Callable[[int], bool], excess: Callable[[int], int] = lambda _value: 0) -> int | None:
+    """Return the passing multiple of the way's step nearest to its preferred end; None if there is none.
+
+    Assumes that passing is monotone between the two ends; the caller verifies the value itself. ``excess`` tells by
+    how many bytes a value tried before is over, so that the next one can be guessed instead of halved.
     """
     assert way.low is not None
     low, high = -(-way.low // way.step), int(way.value) // way.step
@@ -193,10 +213,23 @@ def nearest_passing(way: Way, passes: Callable[[int], bool]) -> int | None:
         return wanted * way.step
     if not passes(safe * way.step):
         return None
+    guesses = 0
     while abs(wanted - safe) > 1:
+        over, under = excess(wanted * way.step), -excess(safe * way.step)
         middle = (safe + wanted) // 2
+        if guesses < _GUESSES and over > 0 and under > 0:
+            guess = safe + round((wanted - safe) * under / (over + under))
+            middle = min(max(guess, min(safe, wanted) + 1), max(safe, wanted) - 1)
+            guesses += 1
         if passes(middle * way.step):
             safe = middle
+            # A guess that passes is usually the answer: look at its neighbour before anything else.
+            step = 1 if wanted > safe else -1
+            if guesses and abs(wanted - safe) > 1:
+                if passes((safe + step) * way.step):
+                    safe += step
+                else:
+                    wanted = safe + step
         else:
             wanted = middle
     return safe * way.step
@@ -247,7 +280,7 @@ def _try(way: Way, finding: Finding, trials: _Trials) -> Fix | None:
         def removes(candidate: int) -> bool:
             return trials.silences(way.knob, candidate, finding.rule, finding.pool)
 
-        value = nearest_passing(way, helps)
+        value = nearest_passing(way, helps, lambda candidate: trials.excess(way.knob, candidate))
         if value is None:
             value = nearest_passing(way, removes)
         if value is None:

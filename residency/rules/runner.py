@@ -19,7 +19,7 @@ from residency.plugins import describe
 from .finding import Finding, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import date
 
     from residency.plugins import PluginSet
@@ -36,10 +36,10 @@ class RuleTimeout(BaseException):
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt the body after some seconds, where the platform and the caller's own signals allow it.
+def time_limit(seconds: float) -> Iterator[Callable[[float], object]]:
+    """Let the body interrupt what takes longer than some seconds; yields what winds the clock: ``wind(seconds)``, 0 stops it.
 
-    Works in the main thread on POSIX when nobody else uses SIGALRM; elsewhere there is no limit.
+    Works in the main thread on POSIX when nobody else uses SIGALRM; elsewhere winding does nothing.
     """
     usable = (
         hasattr(signal, "setitimer")
@@ -47,16 +47,15 @@ def time_limit(seconds: float) -> Iterator[None]:
         and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     )
     if not usable:
-        yield
+        yield lambda _seconds: None
         return
 
     def expire(_number: int, _frame: object) -> None:
         raise RuleTimeout(f"no answer within {seconds:g} s")
 
     signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
+        yield lambda wound: signal.setitimer(signal.ITIMER_REAL, wound)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -109,20 +108,22 @@ def run_rules(facts: Facts, plugins: PluginSet) -> tuple[Finding, ...]:
     trusted; the facts are compared around it. The rules shipped with residency are tested not to.
     """
     findings: list[Finding] = []
-    for rule in plugins.rules:
-        owner = plugins.owners.get(rule.id, "unknown")
-        if facts.policy.severities.get(rule.id) == "off" and rule.id not in facts.policy.require:
-            continue
-        watched = rule.id not in plugins.shipped
-        before = _fingerprint(facts) if watched else ()
-        try:
-            with time_limit(RULE_SECONDS):
+    with time_limit(RULE_SECONDS) as wind:
+        for rule in plugins.rules:
+            owner = plugins.owners.get(rule.id, "unknown")
+            if facts.policy.severities.get(rule.id) == "off" and rule.id not in facts.policy.require:
+                continue
+            watched = rule.id not in plugins.shipped
+            before = _fingerprint(facts) if watched else ()
+            try:
+                wind(RULE_SECONDS)
                 answers = ask(rule, facts, owner)
-        except RuleTimeout as error:  # expired between the rule's end and the timer's
-            answers = (_broken(rule, owner, describe(error)),)
-        if watched and _fingerprint(facts) != before:
-            answers = (*answers, _broken(rule, owner, "it changed the facts other rules judge by"))
-        findings.extend(answers)
+                wind(0)
+            except RuleTimeout as error:  # expired between the rule's end and the clock's
+                answers = (_broken(rule, owner, describe(error)),)
+            if watched and _fingerprint(facts) != before:
+                answers = (*answers, _broken(rule, owner, "it changed the facts other rules judge by"))
+            findings.extend(answers)
     findings.extend(_missing(facts.policy, plugins, {finding.rule for finding in findings}))
     if not plugins.rules:
         findings.append(Finding(rule="residency/rules", outcome=Outcome.CANNOT_TELL, message="No rule ran: no plugin brought one."))

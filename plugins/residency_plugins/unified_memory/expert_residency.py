@@ -55,6 +55,8 @@ def check(facts: Facts) -> list[Finding] | Finding:
             exceeded = over(found, facts)
             if exceeded is None or not facts.engine.lacks(STORE, device):
                 continue
+            if facts.engine.has("expert-placement", device) and not facts.machine.is_unified(device):
+                continue  # experts can stay in memory of their own, the host's; memory-budget/pools offers how many
             if found.certain_bytes - towers.certain_bytes > exceeded.have_bytes:
                 continue  # it would not fit without any expert; memory-budget/pools says what is too large
             findings.append(_refusal(found, towers, device, exceeded, facts))

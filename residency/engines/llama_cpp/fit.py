@@ -48,7 +48,7 @@ def margins(launch: Launch, devices: int) -> tuple[int, ...]:
 def adjust(
     launch: Launch, settings: Settings, *, trained_context: int, layers: int, experts: bool, fits: Callable[[Settings], bool]
 ) -> tuple[Settings, tuple[Remark, ...]]:
-    """Return the settings after ``--fit`` and what it changed.
+    """Return the settings after ``--fit`` and what it changed. Called only when the settings do not fit as they are.
 
     Args:
         launch: tells what was asked for explicitly.
@@ -58,8 +58,6 @@ def adjust(
         experts: whether the model has experts.
         fits: whether settings leave every device its margin.
     """
-    if fits(settings):
-        return settings, ()
     remarks: list[Remark] = []
     if launch.get("context.length") is None and not settings.n_ctx:
         settings, changed = _context(launch, settings, trained_context, fits)

@@ -11,15 +11,15 @@ from residency.ways import Way
 from . import soundness
 from .companions import companions
 from .fit import adjust, enabled, margins
-from .hparams import ENGINE_ARCHITECTURES
+from .hparams import ENGINE_ARCHITECTURES, derived
 from .layout import lay_out
 from .resolve import program_of, resolve
 from .runtime import driver_context, runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from residency.checkpoint.model import Checkpoint
+    from residency.checkpoint.model import Checkpoint, Tensor
     from residency.engines.base import Models
     from residency.launch.model import Launch
     from residency.machine.model import Device, Machine, Pool
@@ -43,9 +43,10 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> B
         remarks.append(Remark(kind="risk", code="unlisted-architecture", knob="model.path", message=text))
     layout = lay_out(model, settings, host_free=host.free_bytes)
     if enabled(launch, program_of(launch), version) and not _leaves_room(layout, launch, settings, host):
-        settings, adjusted = _fitted(launch, model, settings, host)
+        fitted, adjusted = _fitted(launch, model, settings, host)
         remarks += adjusted
-        layout = lay_out(model, settings, host_free=host.free_bytes)
+        if fitted is not settings:
+            settings, layout = fitted, lay_out(model, fitted, host_free=host.free_bytes)
     rows: list[Allocation] = []
     by_name = {d.name: d for d in devices}  # a launch that is not split uses fewer than it names
     for found in layout.devices:
@@ -59,7 +60,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> B
         allocations=tuple(rows),
         remarks=(*remarks, *layout.remarks),
         unknowns=layout.unknowns,
-        ways=ways(model, layout, devices),
+        ways=ways(model, layout, devices, rows, machine),
         facts={"context": layout.resolved.n_ctx, **{k: v for k, v in layout.facts.items() if isinstance(v, (int, str, bool))}},
     )
 
@@ -101,7 +102,8 @@ def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Chec
                              knob="layers.on_device", largest_name=found.largest_name, largest_bytes=found.largest_bytes, **more)
         )  # fmt: skip
     if found.experts:
-        towers = [t for t in model.tensors if t.role is Role.EXPERT and t.layer is not None and _lives_on(t.layer, found, layout)]
+        index = next(i for i, d in enumerate(layout.devices) if d is found)
+        towers = [t for t in _towers(model) if layout.layer_device[t.layer or 0] == index]
         largest = max(towers, key=lambda t: t.nbytes, default=None)
         rows.append(
             Allocation.exact(pool, Purpose.EXPERTS, "expert weights", Phase.LOAD, found.experts, knob="experts.on_host", pieces=max(1, len(towers)),
@@ -140,9 +142,13 @@ def _runtime_rows(model: Checkpoint, settings: Settings, layout: Layout, devices
     return rows
 
 
-def _lives_on(layer: int, found: DeviceBytes, layout: Layout) -> bool:
-    index = next(i for i, d in enumerate(layout.devices) if d is found)
-    return layer < len(layout.layer_device) and layout.layer_device[layer] == index
+def _towers(model: Checkpoint) -> tuple[Tensor, ...]:
+    """Return the expert tensors of the blocks."""
+    store = derived(model)
+    if "towers" not in store:
+        store["towers"] = tuple(t for t in model.tensors if t.role is Role.EXPERT and t.layer is not None and t.layer <= model.integer("block_count"))
+    found: tuple[Tensor, ...] = store["towers"]
+    return found
 
 
 def _host_rows(layout: Layout, pool: str) -> list[Allocation]:
@@ -170,18 +176,43 @@ def _host_rows(layout: Layout, pool: str) -> list[Allocation]:
     return rows
 
 
-def ways(model: Checkpoint, layout: Layout, devices: tuple[Device, ...]) -> tuple[Way, ...]:
-    """Return what usually helps in this engine, most useful first; the core tries each before it is offered."""
+def ways(model: Checkpoint, layout: Layout, devices: tuple[Device, ...], rows: Sequence[Allocation], machine: Machine) -> tuple[Way, ...]:
+    """Return what can help in this engine, most useful first; the core tries each before it is offered.
+
+    A knob is left out when all it moves is less than what is missing.
+    """
+    missing, moved = _shortage(rows, machine)
+
+    def enough(*purposes: Purpose) -> bool:
+        return not missing or all(sum(moved[pool].get(p, 0) for p in purposes) >= size for pool, size in missing.items())
+
     context = layout.resolved.n_ctx
     layers = model.integer("block_count") + 1
-    found = [Way(knob="context.length", value=context - 256, low=256, step=256)]
+    found = []
+    if enough(Purpose.KV, Purpose.COMPUTE, Purpose.DRAFT):
+        found.append(Way(knob="context.length", value=context - 256, low=256, step=256))
     if devices:
-        if model.integer("expert_count"):
+        if model.integer("expert_count") and enough(Purpose.EXPERTS):
             found.append(Way(knob="experts.on_host", value=layers - 1, low=1, prefer="smallest", note="slower"))
         found.append(Way(knob="layers.on_device", value=layers - 1, low=0, note="slower: the other layers run on the CPU"))
-    micro = layout.resolved.n_ubatch
-    found += [Way(knob="context.micro_batch", value=m, note="slower prompts") for m in (256, 128) if m < micro]
-    if layout.resolved.sequences > 1:
+    if enough(Purpose.COMPUTE):
+        micro = layout.resolved.n_ubatch
+        found += [Way(knob="context.micro_batch", value=m, note="slower prompts") for m in (256, 128) if m < micro]
+    if layout.resolved.sequences > 1 and enough(Purpose.KV, Purpose.STATE):
         found.append(Way(knob="context.sequences", value=1))
     return tuple(found)
 
+
+def _shortage(rows: Sequence[Allocation], machine: Machine) -> tuple[dict[str, int], dict[str, dict[Purpose, int]]]:
+    """Return the bytes missing per pool, and per pool the likely bytes of every purpose."""
+    moved: dict[str, dict[Purpose, int]] = {}
+    for row in rows:
+        sums = moved.setdefault(row.pool, {})
+        sums[row.purpose] = sums.get(row.purpose, 0) + row.likely_bytes
+    missing = {}
+    for pool in machine.pools:
+        usable = pool.free_bytes if pool.free_bytes is not None else pool.total_bytes
+        over = sum(moved.get(pool.name, {}).values()) - (usable if usable is not None else 0)
+        if usable is not None and over > 0:
+            missing[pool.name] = over
+    return missing, moved

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from .context import pad
-from .hparams import hyper_parameters
+from .hparams import derived, hyper_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,6 +116,13 @@ def driver_context(device: DeviceSpec) -> tuple[tuple[int, int, int], str]:
 
 def _uses_cublas(checkpoint: Checkpoint) -> bool:
     """Whether some block has a float matrix (a router, a float model), which goes to cuBLAS at a large batch."""
+    store = derived(checkpoint)
+    if "uses-cublas" not in store:
+        store["uses-cublas"] = _has_float_matrix(checkpoint)
+    return bool(store["uses-cublas"])
+
+
+def _has_float_matrix(checkpoint: Checkpoint) -> bool:
     return any(
         t.layer is not None and len(t.shape) > 1 and t.type_name in _FLOAT_TYPES and t.shape[1] > 1
         and not t.name.endswith(("conv1d.weight", "ssm_a", "ape.weight"))

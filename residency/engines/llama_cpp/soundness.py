@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from residency.budget import Remark
 from residency.engines.base import version_in
 
-from .hparams import ENGINE_ARCHITECTURES
+from .hparams import ENGINE_ARCHITECTURES, derived
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,15 @@ TYPE_SINCE = {34: "0.0.3642", 35: "0.0.3642", 39: "0.0.6096", 40: "0.0.7600", 41
 
 
 def refusals(checkpoint: Checkpoint, version: str) -> tuple[Remark, ...]:
-    """Return why the engine would refuse the file; empty when it would not."""
+    """Return why the engine would refuse the file; empty when it would not. Depends on the file and version alone."""
+    store = derived(checkpoint)
+    if ("refusals", version) not in store:
+        store["refusals", version] = _refusals(checkpoint, version)
+    found: tuple[Remark, ...] = store["refusals", version]
+    return found
+
+
+def _refusals(checkpoint: Checkpoint, version: str) -> tuple[Remark, ...]:
     found = [*_architecture(checkpoint, version)]
     if not found:
         found += _numbers(checkpoint)
