@@ -84,7 +84,7 @@ class Tape:
 
     def high(self) -> int:
         """Pack what is left, all of it still in use, and return the height so far."""
-        uses = [h for h, n in enumerate(self._uses) if n == 0 and self._kinds[h] != 3]  # noqa: PLR2004
+        uses = [h for h, n in enumerate(self._uses) if n == 0 and self._kinds[h] != 3]
         self.advance(*uses[-1:])
         return self._high
 

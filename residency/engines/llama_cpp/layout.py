@@ -19,7 +19,15 @@ from residency.ways import Way
 
 from . import compute
 from . import context as contexts
-from .hparams import NO_FLASH_ATTENTION, NO_TENSOR_SPLIT, ROLLBACK, HyperParameters, derived, hyper_parameters
+from .hparams import (
+    ENGINE_ARCHITECTURES,
+    NO_FLASH_ATTENTION,
+    NO_TENSOR_SPLIT,
+    ROLLBACK,
+    HyperParameters,
+    derived,
+    hyper_parameters,
+)
 from .settings import CACHE_TYPES, EXPERTS, Settings
 
 if TYPE_CHECKING:
@@ -525,11 +533,11 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     remarks += refusals(hyper, settings)
     blocks = compute.blocks_of(checkpoint, hyper, _table(checkpoint, hyper).stuck_names)
     here = all(d.kind in CUDA_KINDS for d in devices)
-    kernels = not here or compute.flash_works(hyper, blocks, settings.type_k, settings.type_v)
+    kernels = not here or compute.flash_works(blocks, settings.type_k, settings.type_v)
     quantised_v = CACHE_TYPES[settings.type_v][0] > 1
     if flash and settings.flash_attn == "auto" and not quantised_v and settings.split_mode != "tensor" and not kernels:
         on_device = [b for i, b in enumerate(blocks) if where[i] >= 0]
-        flash = compute.flash_works(hyper, on_device, settings.type_k, settings.type_v)
+        flash = compute.flash_works(on_device, settings.type_k, settings.type_v)
     resolved = contexts.resolve(hyper, settings, flash=flash)
     sums, host, host_rows, taken = _place(checkpoint, hyper, settings, devices, where, remarks)
 
@@ -567,10 +575,16 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         len(devices) > 1 and settings.split_mode == "layer" and settings.kv_offload and not settings.overrides
         and all(w >= 0 for w in where)
     )  # fmt: skip
-    peaks = compute.buffers(checkpoint, hyper, shape, compute.Placement(
+    placement = compute.Placement(
         devices=len(devices), where=where, offered=settings.op_offload and shape.tokens >= settings.op_offload_min_batch,
         pipeline=pipeline if settings.pipeline is None else settings.pipeline, cache_on_host=not settings.kv_offload, moved=moved,
-    ))  # fmt: skip
+    )  # fmt: skip
+    spread = compute.spread_of(hyper, placement) if here and hyper.architecture in ENGINE_ARCHITECTURES else compute.UNMEASURED
+    bands = [compute.Band.around(peak, spread) for peak in compute.buffers(checkpoint, hyper, shape, placement)]
+    on_host = compute.Band.around(compute.host_buffer(checkpoint, hyper, shape, placement), compute.UNMEASURED)
+    what = f"compute buffer of a {shape.tokens}-token micro-batch"
+    if placement.pipeline:
+        what += f" with {compute.PIPELINE_COPIES} pipeline copies of its inputs"
     counts = [0] * (len(devices) + 1)
     for i in range(hyper.layers):
         counts[where[i]] += 1
@@ -578,7 +592,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         DeviceBytes(
             device=d.name, weights=sums[i].weights, experts=sums[i].experts, kv=kv[i], state=state[i], tensors=sums[i].count,
             largest_name=sums[i].name, largest_bytes=sums[i].nbytes, layers=counts[i],
-            compute_certain=peaks[i], compute_likely=peaks[i], compute_at_most=peaks[i],
+            compute_certain=bands[i].certain, compute_likely=bands[i].likely, compute_at_most=bands[i].at_most, compute_what=what,
         )
         for i, d in enumerate(devices)
     )  # fmt: skip
@@ -587,6 +601,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         host=DeviceBytes(
             device="host", weights=host.weights, experts=host.experts, kv=kv[-1], state=state[-1], tensors=host.count,
             largest_name=host.name, largest_bytes=host.nbytes, layers=counts[-1],
+            compute_certain=on_host.certain, compute_likely=on_host.likely, compute_at_most=on_host.at_most, compute_what=what,
         ),
         host_weights=_host_weights(settings, devices, hyper, host_rows),
         resolved=resolved, layer_device=where, remarks=tuple(remarks), unknowns=tuple(unknowns),
