@@ -134,7 +134,7 @@ def block(index: int, v: Variant) -> list[Row]:
     ]
     if draft:
         rows += [row(f"{b}.nextn.eh_proj.weight", 2 * p.EMBEDDING, p.EMBEDDING), row(f"{b}.nextn.enorm.weight", p.EMBEDDING)]
-        dense = {r.name: r for r in rows if len(r.shape) == 2 and "gate_inp" not in r.name}  # noqa: PLR2004 - matrices
+        dense = {r.name: r for r in rows if len(r.shape) == 2 and "gate_inp" not in r.name}
         rows = [r._replace(kind=FILLED_IN.DRAFT_TYPES.get(r.name.removesuffix(".weight").split(".", 2)[2], "Q8_0")) if r.name in dense else r for r in rows]
     return rows
 

@@ -55,7 +55,7 @@ class Reader(Protocol):
         ...
 
 
-_READERS = {".ini": ".presets", ".yaml": ".yaml_file", ".yml": ".yaml_file", ".service": ".systemd"}
+_READERS = {".ini": ".presets", ".json": ".server_json", ".yaml": ".yaml_file", ".yml": ".yaml_file", ".service": ".systemd"}
 
 
 def reader_for(path: str) -> Reader | None:

@@ -10,8 +10,8 @@ budget, and a version without a check at start-up that would notice. Otherwise i
 Why: on two 22 GB cards such a launch failed with an allocation of 1,538,035,200 bytes and once took the host
 down with it, with tens of GiB pinned (https://github.com/Niko1221/Strata/issues/486). That allocation is the
 first large one and does not depend on the context; what differed from the stable launch was the reserve and
-the images. Setup text of the same project says the encoder needs about 700 MiB of a reserve that is 700 MiB
-by default; the versions that check at start-up came with
+the images. A fork with four cards needed about 1,500 MiB of reserve at large contexts and died before it was
+ready with the default of 700; the versions that check at start-up came with
 https://github.com/Niko1221/Strata/issues/496.
 
 Fix: raise the reserve, or put the image encoder on the CPU or on another card. Less context is a weak lever:
@@ -80,7 +80,9 @@ def _refusal(card: AfterCache, facts: Facts) -> Finding:
     if pinned:
         message += f" This failure has hung a host ({size(pinned)} of its memory would be pinned), so the margin decides."
     message += f" Context is a weak lever: only {size(grows)} here grow with it."
-    ways = [Way(knob="memory.reserve", value=8 * most, low=reserve, step=STEP, prefer="smallest")]
+    low = facts.budget.facts.get("low_bytes")
+    enough = most + (low if isinstance(low, int) else 0)  # what the engine's own log does not call low
+    ways = [Way(knob="memory.reserve", value=8 * enough, low=enough, step=STEP, prefer="smallest")]
     if any(a.knob == "vision.device" for a in (*card.late, *card.outside)):
         ways += [Way(knob="vision.device", value="cpu", note="pictures take seconds instead of tenths"), Way(knob="vision.enabled", value=False, note="text only")]
     context = facts.budget.facts.get("context")

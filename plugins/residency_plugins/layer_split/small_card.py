@@ -39,10 +39,11 @@ def check(facts: Facts) -> Finding:
     if isinstance(chunks, dict) and len(chunks) > 1:
         low = min(chunks, key=lambda name: chunks[name])
         high = max(chunks.values())
-        if chunks[low] * 2 <= high:
+        smaller = smallest is not None and _pool(facts, low) == smallest and known[smallest] < max(known.values())
+        if smaller and chunks[low] * 2 <= high:
             return rule.warn(f"{low} can lend buffers for prompt chunks of {chunks[low]} tokens, the other cards for {high}; the smallest decides for all, and prompts slow down with it.",
                              pool=_pool(facts, low), knob="context.prefill")  # fmt: skip
-        return rule.approve(f"prompt chunks of {chunks[low]} tokens on every card")
+        return rule.approve(f"prompt chunks of {chunks[low]} tokens")
     if smallest is not None and max(known.values()) > FAR_APART * known[smallest] and facts.launch.get("layers.ratio") is None:
         return rule.warn(f"{smallest} holds {size(known[smallest])}, another card {size(max(known.values()))}; per-card buffers are the same on both, so the small one is the first to be full.",
                          pool=smallest, knob="layers.ratio")  # fmt: skip

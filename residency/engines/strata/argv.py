@@ -129,6 +129,8 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
             return None, index + 1
         return following, index + 2
 
+    if name.startswith("@"):
+        return _server_key(reading, name, inline, where, index)
     if reading.setup and name == "--vision" and (inline if equals else following) in _VISION_WORDS:
         word, after = value()
         _vision(reading, str(word), where)
@@ -157,6 +159,24 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
         except ValueError as error:
             reading.complain(f"{name} {error}", where)
     return after
+
+
+def _server_key(reading: _Reading, name: str, text: str, where: Where, index: int) -> int:
+    """Read a key of the server's configuration (``sources/server_json.py``)."""
+    try:
+        if name == "@gpus":
+            reading.put("option:gpus", _numbers(text), where)
+        elif name == "@vision-device":
+            reading.put("vision.device", text, where)
+        elif name == "@vision-tokens":
+            reading.put("vision.max_tokens", int(text[:9]), where)
+        elif name == "@lazy-load":
+            reading.put("option:lazy-load", True, where)
+        else:
+            reading.complain(f"{clean(name)!r} is not a flag", where)
+    except ValueError:
+        reading.complain(f"{clean(name)} cannot be {clean(text)!r}", where)
+    return index + 1
 
 
 def _vision(reading: _Reading, word: str, where: Where) -> None:

@@ -73,8 +73,8 @@ def _pairs(launch: Launch, settings: Settings, version: str) -> Iterator[Remark]
     name = "resident-experts" if option("resident-experts") else "resident-cpu-experts"
     if settings.mapped and option("shared-expert-arena"):
         yield _remark("conflict", "mapped-and-shared", "option:shared-expert-arena", "Mapped experts and a shared expert arena exclude each other")
-    if resident and not settings.mapped and (launch.program is not None or launch.get("memory.load") is not None):
-        yield _remark("conflict", "resident-needs-map", f"option:{name}", "A resident copy of experts needs the experts mapped from their file", Way(knob="memory.load", value="mmap"))
+    if option("resident-cpu-experts") and not settings.mapped:
+        yield _remark("conflict", "resident-needs-map", f"option:{name}", "A resident copy of experts for the CPU needs the experts mapped from their file", Way(knob="memory.load", value="mmap"))
     if resident and split and not version_in(version, RESIDENT_ON_SPLIT, None):
         yield _remark("conflict", "resident-and-split", f"option:{name}", f"A resident copy of experts and a layer split exclude each other before {RESIDENT_ON_SPLIT}",
                       Way(knob=f"option:{name}", value=None))  # fmt: skip

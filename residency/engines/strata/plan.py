@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 #: the expert cache absorbs a difference.
 CONTEXT_BYTES = 256 * MIB
 #: Image encoder on a card: weights of the 27-layer tower in BF16; measured with its context at 1,024 image tokens;
-#: what setup keeps of the reserve for it ("needs about 700 MiB of it").
-ENCODER_WEIGHTS, ENCODER_LOADED, ENCODER_GROWTH = 907_543_008, 1_200_000_000, 700 * MIB
+#: from there to the 1.4 GB the documentation says to keep.
+ENCODER_WEIGHTS, ENCODER_LOADED, ENCODER_GROWTH = 907_543_008, 1_200_000_000, 200_000_000
 DRAFT_HEAD_BYTES = (133 * MIB, 213 * MIB)  # smallest vocabulary subset; largest seen bound at start
 DRAFT_HEAD_RESERVED = "0.1.28"  # since then the cache leaves room for it
 WINDOW_BYTES = 96 * MIB  # kept by the planner on every later card
@@ -52,6 +52,8 @@ RING_SLOTS, STREAM_FROM = 96, 1024
 LENT_SHARE, KEPT_SLOTS = 0.9, 128
 LEAST_RESERVE = 300 * MIB  # what 0.1.38 lowers a default reserve to
 SELF_LOWERING = "0.1.38"
+HELPER_RESERVE = 512 * MIB  # STRATA_REMOTE_RESERVE_MIB
+RESIDENT_HEADROOM = 4 * GIB  # STRATA_RESIDENT_HEADROOM_GIB
 UNIFIED_HEADROOM = 6 * GIB  # STRATA_UMA_HEADROOM_GIB
 SYCL_HEADROOM = 1 / 6
 CHECKPOINT_BYTES = 118_000_000
@@ -289,6 +291,7 @@ class _Layout:
             self._after(index, device, reserve, own)
         for device, size in zip(s.stages, sizes, strict=True):
             self._resident_copy(device, size)
+        self._helpers(reserves)
         self._slots_first_use(reserves)
         self._chunk(sizes)
         self.facts["reserve_bytes"] = reserves
@@ -370,7 +373,7 @@ class _Layout:
             sheet.add(
                 Allocation(pool=device.pool, purpose=Purpose.VISION, name="image encoder's first images", phase=Phase.RUN_TIME, certain_bytes=0,
                            likely_bytes=0, at_most_bytes=ENCODER_GROWTH, device=device.name, knob="vision.device", accounted=False,
-                           evidence="setup.py: the encoder on the GPU needs about 700 MiB of the reserve")
+                           evidence="measured about 1.2 GB, documented to need 1.4 GB; it grows at its first images")
             )  # fmt: skip
             most += ENCODER_GROWTH
         used = sum(a.likely_bytes for a in sheet.rows[first_late:])
@@ -378,14 +381,41 @@ class _Layout:
             sheet.add(Allocation(pool=device.pool, purpose=Purpose.RESERVE, name="rest of the reserve", phase=Phase.RUN_TIME, certain_bytes=0,
                                  likely_bytes=reserve - used, at_most_bytes=max(0, reserve - most), device=device.name, knob="memory.reserve"))  # fmt: skip
 
+    def _helpers(self, reserves: dict[str, int]) -> None:
+        """Expert caches on cards that no stage runs on, in their order."""
+        free = [d for d in self.machine.accelerators if d not in self.settings.stages]
+        average = sum(self.model.expert_layer_bytes) // (self.model.layers * self.model.experts)
+        for number in (1, 2, 3):
+            asked = self.launch.options.get(f"expert-cache-device{number}")
+            if asked in (None, 0):
+                continue
+            if number > len(free):
+                text = f"A helper cache on card {number} needs a card that no stage runs on, and there are {len(free)}"
+                self.remarks.append(Remark(kind="impossible", code="helper-without-card", knob=f"option:expert-cache-device{number}", message=text))
+                continue
+            device = free[number - 1]
+            self.sheet.exact(device, Purpose.RUNTIME, "driver context", Phase.BEFORE, device.context_bytes or CONTEXT_BYTES)
+            size = max(0, (self.usable(device) or 0) - self.sheet.used.get(device.pool, 0) - HELPER_RESERVE)
+            size = min(sum(self.model.expert_layer_bytes), size if asked == "auto" or not isinstance(asked, int) else asked * average)
+            self.sheet.exact(device, Purpose.EXPERT_CACHE, "helper's expert cache", Phase.LOAD, size, knob=f"option:expert-cache-device{number}")
+            reserves.setdefault(device.pool, HELPER_RESERVE)
+
     def _resident_copy(self, device: Device, cached: int) -> None:
-        """The experts no card holds, copied to RAM after the cache was filled."""
+        """Experts copied to RAM after the cache was filled: with a budget the most used ones, else those no card holds."""
         if self.settings.resident_copy is None or device is not self.last:
             return
-        held = sum(a.likely_bytes for a in self.sheet.rows if a.purpose is Purpose.EXPERT_CACHE)
-        size = min(self.settings.resident_copy, max(0, sum(self.model.expert_layer_bytes) - max(held, cached)))
-        host = self.machine.host_pool.name
-        self.sheet.add(Allocation.exact(host, Purpose.EXPERTS, "resident copy of experts", Phase.WARM_UP, size, backing="locked", knob="option:resident-budget-gib"))
+        size, host = sum(self.model.expert_layer_bytes), self.machine.host_pool.name
+        if self.launch.options.get("resident-budget-gib"):
+            size = min(self.settings.resident_copy, size)
+            row = Allocation.exact(host, Purpose.EXPERTS, "resident copy of experts", Phase.WARM_UP, size, backing="locked", knob="option:resident-budget-gib")
+        else:  # as many as the RAM holds above a headroom
+            size = max(0, size - max(cached, sum(a.likely_bytes for a in self.sheet.rows if a.purpose is Purpose.EXPERT_CACHE)))
+            room = usable_bytes(self.machine.host_pool)
+            if room is not None:
+                size = max(0, min(size, room - self.sheet.used.get(host, 0) - RESIDENT_HEADROOM))
+            row = Allocation(pool=host, purpose=Purpose.EXPERTS, name="resident copy of experts", phase=Phase.WARM_UP, certain_bytes=0, likely_bytes=size,
+                             at_most_bytes=size, backing="locked", knob="option:resident-experts")  # fmt: skip
+        self.sheet.add(row)
 
     def _slots_first_use(self, reserves: dict[str, int]) -> None:
         """Beside a cache of given size nothing is cut, and a further slot takes its buffers at its first request."""
@@ -420,7 +450,11 @@ class _Layout:
         self.facts["prompt_chunk_by_device"] = by_card
         wanted = s.prefill
         if not isinstance(wanted, int):
-            self.facts["prompt_chunk"] = min(by_card.values())
+            chunk = self.facts["prompt_chunk"] = min(by_card.values())
+            if not chunk and not any(self.usable(d) is None for d in s.stages):
+                small = min(s.stages, key=lambda d: by_card[d.name])
+                text = f"{small.name}'s expert cache is too small to lend buffers even for the smallest prompt chunk, {CHUNKS[-1]} tokens; the start may end there"
+                self.remarks.append(Remark(kind="risk", code="no-chunk", knob="context.prefill", message=text, pool=small.pool, device=small.name))
             return
         chunk = wanted
         while chunk > CHUNKS[-1] and any(self._loan(chunk) > limit for limit in lendable):
@@ -473,7 +507,7 @@ class _Layout:
             found.append(Way(knob="experts.cache", value="auto"))
         if s.slots > 1:
             found.append(Way(knob="context.sequences", value=1))
-        if s.reserves[0] > LEAST_RESERVE and s.reserve_given:
+        if s.reserves[0] > LEAST_RESERVE:
             found.append(Way(knob="memory.reserve", value=s.reserves[0], low=LEAST_RESERVE, step=64 * MIB))
         found.append(Way(knob="memory.reserve", value=8 * GIB, low=max(s.reserves), step=64 * MIB, prefer="smallest", note="the expert cache shrinks by as much"))
         found.append(Way(knob="context.length", value=s.context - 1024, low=4096, step=1024))

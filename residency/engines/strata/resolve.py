@@ -146,7 +146,8 @@ def resolve(launch: Launch, machine: Machine) -> Settings:
         cache=get("experts.cache") or "auto",
         vision=vision,
         vision_device=_encoder(launch, machine, stages) if vision else None,
-        mapped=launch.get("memory.load") == "mmap" or launch.environ.get("STRATA_ARENA_MMAP") == "1",
+        # A resident copy of the experts replaces the arena: the packs are read through the mapping.
+        mapped=launch.get("memory.load") == "mmap" or bool(option("resident-experts") or budget) or launch.environ.get("STRATA_ARENA_MMAP") == "1",
         resident_copy=copy,
         table=str(option("ple-io") or "direct"),
         checkpoints=int(option("prompt-cache", 6)),
