@@ -138,16 +138,22 @@ def _pick(reading: _Reading, name: str, where: Where) -> tuple[Flag, bool] | Non
     return flag, False
 
 
-def _environment(reading: _Reading, environ: Mapping[str, str]) -> None:
-    """Apply LLAMA_ARG_* variables; an unknown one is a problem only if it nearly is a known one."""
+@lru_cache(maxsize=16)
+def variable_names(version: str) -> dict[str, tuple[Flag, bool]]:
+    """Return every variable a version reads -> its flag, and whether the name negates it."""
     names: dict[str, tuple[Flag, bool]] = {}
     for flag in FLAGS:
-        if flag.env is not None:
+        if flag.env is not None and version_in(version, flag.since, flag.until):
             full = flag.env if flag.env.startswith("MTMD_") else f"LLAMA_ARG_{flag.env}"
-            if version_in(reading.version, flag.since, flag.until):
-                names.setdefault(full, (flag, False))
-                if flag.kind == "switch":
-                    names[full.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1)] = (flag, True)
+            names.setdefault(full, (flag, False))
+            if flag.kind == "switch":
+                names[full.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1)] = (flag, True)
+    return names
+
+
+def _environment(reading: _Reading, environ: Mapping[str, str]) -> None:
+    """Apply LLAMA_ARG_* variables; variables the engine does not read are none of its business."""
+    names = variable_names(reading.version)
     for variable in sorted(v for v in environ if v.startswith(("LLAMA_ARG_", "MTMD_"))):
         found = names.get(variable)
         if found is None:
