@@ -75,6 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     add("validate", "judge a launch: allowed, vetoed, or no verdict", _validate, common)
     add("plan", "show which bytes land in which pool, whatever the verdict", _plan, common)
+    add("fit", "show the nearest values that pass; for an allowed launch, the largest context", _fit, common)
+    add("convert", "write an engine's command line as a launch file", _convert, common)
     run = add("run", "judge a launch, then become the engine; refuse otherwise", _run)
     for name, meta, text in (
         ("--machine", "NAME|PATH|probe", "machine profile; default: probe this machine"),
@@ -250,6 +252,46 @@ def _plan(options: argparse.Namespace) -> int:
         return int(Exit.NO_VERDICT) if any(r.budget.unknowns for r in reports) else int(Exit.ALLOWED)
     _print(FORMATS[options.format](reports))
     return worst(reports)
+
+
+def _fit(options: argparse.Namespace) -> int:
+    import json
+
+    from residency.api import prepare
+    from residency.judge import nearest
+    from residency.report.text import show_value
+    from residency.text import clean
+
+    machine = options.machine or os.environ.get("RESIDENCY_MACHINE") or None
+    policy = options.policy or os.environ.get("RESIDENCY_POLICY") or None
+    code = Exit.ALLOWED
+    documents = []
+    for source in _sources(options):
+        fixes = nearest(prepare(source, engine=options.engine, machine=machine, policy=policy, overrides=options.overrides))
+        if not fixes:
+            code = Exit.VETOED
+        if options.format == "json":
+            documents.append({"fixes": [fix.to_dict() for fix in fixes]})
+        elif not fixes:
+            _print("no single change that residency knows makes this launch pass; see residency validate")
+        else:
+            rows = [(clean(f.spelling) or f"{f.knob.removeprefix('option:')} = {show_value(f.value)}", f.note) for f in fixes]
+            width = max(len(text) for text, _ in rows)
+            _print("\n".join(f"{text:<{width}}  {clean(note)}".rstrip() for text, note in rows))
+    if options.format == "json":
+        _print(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
+    return int(code)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from residency.api import read_launch
+    from residency.launch.convert import to_toml
+    from residency.plugins import load_plugins
+
+    for source in _sources(options):
+        launch, _ = read_launch(source, engine=options.engine, environ=os.environ, plugins=load_plugins(), overrides=options.overrides)
+        _print(to_toml(launch))
+    return int(Exit.ALLOWED)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -235,6 +235,49 @@ def nearest_passing(way: Way, passes: Callable[[int], bool], excess: Callable[[i
     return safe * way.step
 
 
+def nearest(case: Case, *, today: date | None = None) -> tuple[Fix, ...]:
+    """Return single changes with which the launch is allowed, each the nearest of its kind, most useful first.
+
+    For a launch that is allowed as it is: how far its context could still be raised.
+    """
+    if today is None:
+        from datetime import date as calendar
+
+        today = calendar.today()  # noqa: DTZ011 - as in judge
+    budget, findings = _evaluate(case, today)
+    allowed = not refuses(findings)
+    ways = [way for finding in findings for way in finding.ways] if not allowed else []
+    trials = _Trials(case, today)
+    spell = getattr(case.engine, "spell", None)
+    found: dict[str, Fix] = {}
+    for way in (*budget.ways, *ways):
+        if way.knob in found or (allowed and way.knob != "context.length"):
+            continue
+        value = way.value
+        if allowed:
+            value = _furthest(way, trials)
+        elif way.low is not None:
+            value = nearest_passing(way, lambda v, k=way.knob: trials.passes(k, v), lambda v, k=way.knob: trials.excess(k, v))  # type: ignore[misc]
+        if value is None or not trials.passes(way.knob, value):
+            continue
+        spelling = spell(case.launch, way.knob, value) if spell is not None else None
+        found[way.knob] = Fix(knob=way.knob, value=value, verified=True, note=way.note if not allowed else "largest that passes", spelling=spelling or "")
+    return tuple(found.values())
+
+
+def _furthest(way: Way, trials: _Trials) -> int | None:
+    """Return the largest passing value above what the launch has, by doubling and then narrowing; None: no room."""
+    start = int(way.value) // way.step * way.step
+    reach = start
+    for _ in range(16):
+        if not trials.passes(way.knob, reach * 2):
+            break
+        reach *= 2
+    wider = replace(way, low=reach, value=reach * 2)
+    found = nearest_passing(wider, lambda v: trials.passes(way.knob, v), lambda v: trials.excess(way.knob, v))
+    return found if found is not None and found > start else None
+
+
 def _with_fixes(case: Case, findings: tuple[Finding, ...], today: date) -> tuple[Finding, ...]:
     trials = _Trials(case, today)
     spell = getattr(case.engine, "spell", None)
