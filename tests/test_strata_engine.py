@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from residency import validate
 from residency.engines.strata import ENGINE
@@ -273,3 +275,31 @@ def test_what_is_no_configuration_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(InputError):
         prepare_all(str(path), machine="2x-rtx-2080-ti-22gb", environ={})
+
+
+# Anything may be typed
+
+
+WORDS = [name for flag in FLAGS for name in flag.names] + ["--context", "--gpus", "--vision", "@gpus=1", "--low-ram", "nonsense", "--adapt-every"]
+VALUES = ["0", "-1", "1", "2", "8", "65536", "262144", "999999999999999999", "auto", "auto:4096", "24", "24,12", "1.5", "int8", "k8v4", "mmap", "", "yarn", "\x1b[2J"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(VALUES)), max_size=6), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_any_command_line_ends_in_a_report_or_a_problem(pairs, served):
+    argv = ["strata", *(BASE if served else M), *(word for pair in pairs for word in pair)]
+    try:
+        report = validate(argv, engine="strata@0.1.41", machine=TWO, environ={})
+    except InputError as error:
+        assert "\x1b" not in str(error)
+        return
+    broken = [f.message for f in report.findings if f.rule == "memory-budget/pools" and "its model failed" in f.message]
+    assert broken == []
+    assert all(a.certain_bytes >= 0 and a.likely_bytes >= a.certain_bytes for a in report.budget.allocations)
+
+
+def test_a_count_of_blocks_without_tensors_is_not_believed():
+    from residency.checkpoint.model import Checkpoint
+
+    lying = Checkpoint(path="m", source="gguf", files=(), metadata={"general.architecture": "qwen4exp", "qwen4exp.block_count": 2**40, "qwen4exp.expert_count": 8})
+    assert geometry(lying).layers == 0

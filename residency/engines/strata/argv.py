@@ -73,6 +73,8 @@ def convert(flag: Flag, text: str) -> Any:
     if kind == "float":
         if not re.fullmatch(r"-?[0-9]{1,12}(\.[0-9]{0,12})?", text):
             raise ValueError(f"expects a number, not {clean(text)!r}")
+        if flag.low is not None and float(text) < flag.low:
+            raise ValueError(f"cannot be {clean(text)}: the smallest is {flag.low}")
         return float(text)
     if kind == "mib":
         value = _whole(text, flag) * MIB
@@ -80,7 +82,10 @@ def convert(flag: Flag, text: str) -> Any:
             raise ValueError(f"{text} MiB is more than any machine has")
         return value
     if kind == "cache":
-        return "auto" if text == "auto" else _whole(text, flag)
+        slots = -1 if text == "auto" else _whole(text, flag)
+        if slots < -1:
+            raise ValueError(f"cannot be {slots}")
+        return "auto" if slots == -1 else slots
     if kind == "prefill":
         if text == "auto" or re.fullmatch(r"auto:[0-9]{1,9}", text):
             return text
@@ -282,7 +287,7 @@ def option_problem(name: str, value: Any, *, version: str) -> str | None:
         return f"expects {' or '.join(t.__name__ for t in wanted)}, not {type(value).__name__}"
     if flag.choices and value not in flag.choices:
         return f"expects one of {', '.join(flag.choices)}"
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         if flag.low is not None and value < flag.low:
             return f"cannot be {value}: the smallest is {flag.low}"
         if flag.high is not None and value > flag.high:

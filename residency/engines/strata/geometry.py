@@ -85,7 +85,8 @@ DRAFT_DENSE_BYTES = 111 * 2**20
 def geometry(model: Checkpoint) -> Geometry:
     """Return the geometry of a checkpoint."""
     draft_layers = model.integer("nextn_predict_layers")
-    layers = max(0, model.integer("block_count") - draft_layers)
+    held = 1 + max((t.layer for t in model.tensors if t.layer is not None), default=-1)  # a count alone proves nothing
+    layers = max(0, min(model.integer("block_count") - draft_layers, held))
     interval = model.integer("full_attention_interval", 4) or 4
     heads, size = model.integer("attention.head_count_kv"), model.integer("attention.key_length")
     inner, state = model.integer("ssm.inner_size"), model.integer("ssm.state_size")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from residency.budget import Allocation, Budget, Phase, Purpose, Remark, Unknown
 from residency.engines.base import version_in
-from residency.report.model import usable_bytes
+from residency.machine.model import usable_bytes
 from residency.units import GIB, KIB, MIB
 from residency.ways import Way
 
@@ -103,7 +103,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> B
     found = remarks(launch, machine, settings, model, version)
     if settings.kv is None:
         return Budget(allocations=(), remarks=found)
-    if not model.layers or not model.experts:
+    if model.layers < 1 or model.experts < 1 or model.kv_values < 0 or model.state_bytes < 0:
         return _unknown(found, f"the layout of architecture {models.main.architecture!r}", "its metadata gives no layers or no experts")
     if model.arena_bytes is None and settings.stages[0].kind != "metal":
         return _unknown(found, f"the weight arena of architecture {models.main.architecture!r}", "its size stands in the pack's index, and no such pack has been seen")
@@ -509,6 +509,7 @@ class _Layout:
             found.append(Way(knob="context.sequences", value=1))
         if s.reserves[0] > LEAST_RESERVE:
             found.append(Way(knob="memory.reserve", value=s.reserves[0], low=LEAST_RESERVE, step=64 * MIB))
-        found.append(Way(knob="memory.reserve", value=8 * GIB, low=max(s.reserves), step=64 * MIB, prefer="smallest", note="the expert cache shrinks by as much"))
+        enough = after_at_most(s.context, len(s.stages)) + LOW_BYTES + (ENCODER_GROWTH if s.vision_device is not None else 0)
+        found.append(Way(knob="memory.reserve", value=8 * GIB, low=max(*s.reserves, enough), step=64 * MIB, prefer="smallest", note="the expert cache shrinks by as much"))
         found.append(Way(knob="context.length", value=s.context - 1024, low=4096, step=1024))
         return tuple(found)
