@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("residency: the input is nested too deeply\n")
         return int(Exit.UNREADABLE)
     except Exception as error:
-        from residency.plugins import describe
+        from residency.errors import describe
         from residency.text import clean
 
         if os.environ.get("RESIDENCY_DEBUG"):

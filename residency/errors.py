@@ -70,3 +70,9 @@ class LaunchVetoed(ResidencyError):  # noqa: N818 - the name is part of the publ
     def __init__(self, report: Report) -> None:
         self.report = report
         super().__init__(report.summary())
+
+
+def describe(error: BaseException) -> str:
+    """Return "TypeError: text" of an exception, on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from residency.budget import Allocation, Budget, Phase, Purpose, Unknown
 from residency.engines.base import EngineView
-from residency.plugins import describe
-from residency.report.model import Report, usable_bytes
+from residency.errors import describe
+from residency.machine.model import usable_bytes
+from residency.report.model import Report
 from residency.rules.finding import Finding, Fix, Outcome
 from residency.rules.rule import Facts
 from residency.rules.runner import apply_policy, run_rules

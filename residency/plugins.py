@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from residency.errors import describe
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -97,12 +99,6 @@ def build_manager() -> pluggy.PluginManager:
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(Specifications)
     return manager
-
-
-def describe(error: BaseException) -> str:
-    """Return "TypeError: text" of an exception, on one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _distribution_of(entry: metadata.EntryPoint) -> tuple[str, str]:

@@ -75,7 +75,7 @@ def probe_cuda(host: Pool) -> CudaProbe:
     try:
         return _Probe(driver, host).run()
     except Exception as error:  # noqa: BLE001 - a broken driver throws whatever it likes, and is one fact
-        from residency.plugins import describe
+        from residency.errors import describe
 
         return CudaProbe(facts=(f"the NVIDIA driver does not answer: {clean(describe(error))}",))
 
@@ -183,7 +183,7 @@ class _Management:
             self.driver_version = str(nvml.system_get_driver_version())
             self._library = nvml
         except Exception as error:  # noqa: BLE001 - absent, too old or broken: one fact
-            from residency.plugins import describe
+            from residency.errors import describe
 
             self.facts.append(f"the management library is not usable: {clean(describe(error))}")
 

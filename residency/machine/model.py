@@ -25,6 +25,17 @@ class Pool:
     evidence: str | None = None
 
 
+def usable_bytes(pool: Pool) -> int | None:
+    """Return what a launch may take from a pool: free, under its ceiling, less what is reserved. None: unknown."""
+    free = pool.free_bytes if pool.free_bytes is not None else pool.total_bytes
+    if free is None:
+        return None
+    if pool.ceiling_bytes is not None:
+        used = (pool.total_bytes - free) if pool.total_bytes is not None else 0
+        free = min(free, max(0, pool.ceiling_bytes - used))
+    return max(0, free - pool.reserved_bytes)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
     """Something that computes and draws from a pool. Predicates: True, False or None (unknown)."""

@@ -7,28 +7,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from residency.exits import Exit
+from residency.machine.model import usable_bytes
 from residency.rules.finding import Finding, Outcome
 
 if TYPE_CHECKING:
     from residency.budget import Budget, PoolSum
     from residency.engines.base import EngineView, Models, Verdict
     from residency.launch.model import Launch
-    from residency.machine.model import Machine, Pool
+    from residency.machine.model import Machine
     from residency.plugins import PluginSet
     from residency.policy.model import Policy
 
 SCHEMA = "residency.report/1"
-
-
-def usable_bytes(pool: Pool) -> int | None:
-    """Return what a launch may take from a pool: free, under its ceiling, less what is reserved. None: unknown."""
-    free = pool.free_bytes if pool.free_bytes is not None else pool.total_bytes
-    if free is None:
-        return None
-    if pool.ceiling_bytes is not None:
-        used = (pool.total_bytes - free) if pool.total_bytes is not None else 0
-        free = min(free, max(0, pool.ceiling_bytes - used))
-    return max(0, free - pool.reserved_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,10 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from residency.budget import Purpose
+from residency.machine.model import usable_bytes
 from residency.rules.finding import Outcome
 from residency.text import clean, shorten
 from residency.units import plural, size
-
-from .model import usable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from residency.plugins import describe
+from residency.errors import describe
 
 from .finding import Finding, Outcome
 

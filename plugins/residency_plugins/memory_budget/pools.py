@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.budget import Phase
-from residency.report.model import usable_bytes
+from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule
 from residency.units import size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from residency.report.model import usable_bytes
+from residency.machine.model import usable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

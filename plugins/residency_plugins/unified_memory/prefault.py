@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from residency.report.model import usable_bytes
+from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule, Way
 from residency.units import size
 
