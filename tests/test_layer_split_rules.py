@@ -128,9 +128,22 @@ def test_card_budget():
     assert said("layer-split/card-budget", budget=Budget(allocations=())) == [("not-applicable", "one card")]
 
 
+def test_card_budget_offers_a_ratio_that_fits(gemma_path, tmp_path):
+    small = {
+        "name": "uneven",
+        "pools": [{"name": "CUDA0", "total": "12GiB", "free": "11GiB"}, {"name": "CUDA1", "total": "4GiB", "free": "700MiB"}, {"name": "host", "total": "64GiB", "free": "60GiB"}],
+        "devices": [{"name": n, "kind": "cuda", "pool": n, "integrated": False} for n in ("CUDA0", "CUDA1")],
+    }
+    report = validate(["llama-server", "-m", gemma_path, "-c", "32768", "-np", "1", "-ts", "1,9"], machine=small, environ={})
+    veto = next(f for f in report.findings if f.rule == "layer-split/card-budget")
+    assert (veto.outcome, veto.pool) == ("veto", "CUDA1")
+    assert any(f.verified and f.knob == "layers.ratio" for f in veto.fixes), veto.fixes
+
+
 def test_end_cards():
     head = row("CUDA1", Purpose.DRAFT, "draft layer", GIB, Phase.CONTEXT)
     encoder = row("CUDA1", Purpose.VISION, "encoder", GIB, Phase.BEFORE)
+    assert said("layer-split/end-cards", **two(6, 11)) == [("approve", "what only one card holds fits there")], "layers are not an extra"
     assert said("layer-split/end-cards", **two(6, 9, ends=(head, encoder))) == [
         ("veto", "CUDA1 is over by 1.00 GiB because of what only this card holds: encoder 1.00 GiB and draft layer 1.00 GiB. Without it 1.00 GiB would be left.")
     ]

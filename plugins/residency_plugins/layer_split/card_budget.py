@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from residency.budget import Purpose
 from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule, Way
 from residency.units import size
@@ -21,6 +22,7 @@ from residency.units import size
 from .cards import card_sums
 
 if TYPE_CHECKING:
+    from residency.budget import PoolSum
     from residency.rules import Facts
 
 rule = Rule(id="layer-split/card-budget")
@@ -51,22 +53,22 @@ def check(facts: Facts) -> list[Finding] | Finding:
                 f"{name} is {size(over)} over, while {others}: {late[0].name} ({size(late[0].likely_bytes)}) comes when {size(late[1])} of "
                 f"{size(room[name])} are taken. The cards together would hold the launch; the split does not fit them.",
                 pool=name, need_bytes=found.likely_bytes, have_bytes=room[name], knob="layers.first" if facts.launch.get("layers.first") else "layers.ratio",
-                ways=_ways(facts, room, left),
+                ways=_ways(facts, sums, room),
             )
         )  # fmt: skip
     return findings or rule.approve(", ".join(f"{name} {size(max(0, free))} left" for name, free in left.items()))
 
 
-def _ways(facts: Facts, room: dict[str, int | None], left: dict[str, int]) -> tuple[Way, ...]:
+def _ways(facts: Facts, sums: tuple[PoolSum, ...], room: dict[str, int | None]) -> tuple[Way, ...]:
     if facts.launch.get("layers.first"):
         return (Way(knob="layers.first", value=None, note="the engine places the split"),)
-    given = facts.launch.get("layers.ratio") or [room[name] or 0 for name in room]
-    if len(given) != len(room) or not sum(given):
+    # What a ratio moves are weights and caches; buffers and driver contexts stay on every card.
+    moved = (Purpose.WEIGHTS, Purpose.EXPERTS, Purpose.KV, Purpose.STATE)
+    spaces = [max(0, (room[s.pool.name] or 0) - sum(a.likely_bytes for a in s.allocations if a.purpose not in moved)) for s in sums]
+    if not sum(spaces):
         return (Way(knob="layers.ratio", value=None),)
-    # Each card's share moves by what it lacks or has left; a second try keeps a little more distance.
-    total = sum(room[name] or 0 for name in room)
-    ways = []
-    for part in (1.0, 0.8, 1.25):
-        shares = [g / sum(given) + part * left[name] / total / 2 for g, name in zip(given, room, strict=True)]
-        ways.append(Way(knob="layers.ratio", value=[max(0, round(100 * s)) for s in shares]))
-    return tuple(ways)
+    shares = [100 * space / sum(spaces) for space in spaces]
+    short = min(range(len(spaces)), key=lambda i: spaces[i])
+    parts = (1.0, 0.75, 0.5)  # of its space for the shortest card: whole layers do not divide evenly
+    ratios = ([round(share * part if i == short else share) for i, share in enumerate(shares)] for part in parts)
+    return tuple(Way(knob="layers.ratio", value=ratio) for ratio in ratios)

@@ -38,10 +38,13 @@ def check(facts: Facts) -> list[Finding] | Finding:
     for found in sums:
         for name in {a.name for a in found.allocations}:
             counts[name] = counts.get(name, 0) + 1
+    # Where cards hold weights under the same names, one that stands on one card only is an extra; else names differ by layer.
+    comparable = any(counts[a.name] == len(sums) for found in sums for a in found.allocations if a.purpose is Purpose.WEIGHTS)
+    extras = (Purpose.DRAFT, Purpose.VISION, Purpose.WEIGHTS) if comparable else (Purpose.DRAFT, Purpose.VISION)
     findings = []
     for found in sums:
         usable = usable_bytes(found.pool)
-        alone = tuple(a for a in found.allocations if counts[a.name] == 1 and a.purpose in (Purpose.DRAFT, Purpose.VISION, Purpose.WEIGHTS) and a.likely_bytes)
+        alone = tuple(a for a in found.allocations if counts[a.name] == 1 and a.purpose in extras and a.likely_bytes)
         extra = sum(a.likely_bytes for a in alone)
         if usable is None or not extra or found.likely_bytes <= usable or found.likely_bytes - extra > usable:
             continue
