@@ -76,9 +76,9 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[s
         return found  # type: ignore[no-any-return]
     parts: list[list[tuple[str, tuple[int, ...], int]]] = [[] for _ in range(hyper.layers_all)]
     for t in checkpoint.tensors:
-        if t.layer is not None and t.layer < hyper.layers_all:
+        if t.layer is not None and 0 <= t.layer < hyper.layers_all:
             extra = 0
-            if t.type_name[:1] not in ("F", "I", "B") or t.type_name.startswith("IQ"):
+            if t.shape and (t.type_name[:1] not in ("F", "I", "B") or t.type_name.startswith("IQ")):
                 missing = -t.shape[0] % 512
                 extra = t.nbytes * missing // max(t.elements, 1)
             parts[t.layer].append((t.name.split(".", 2)[-1], t.shape, t.nbytes + extra))
@@ -88,7 +88,7 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[s
     blocks = []
     for i in range(hyper.layers):
         some = used[i] if isinstance(used, tuple) and i < len(used) else used
-        count = int(some) if isinstance(some, (int, float)) else 0
+        count = some if isinstance(some, int) and 0 <= some < 2**16 else 0
         key = (
             tuple(parts[i]), hyper.heads[i], hyper.heads_kv[i], hyper.windowed[i], hyper.attends[i], hyper.recurrent[i], count,
         )  # fmt: skip

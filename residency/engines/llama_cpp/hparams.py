@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def _recurrent(checkpoint: Checkpoint, arch: str, meta: Callable[[str], Any], la
         return (False,) * count
     found = [False] * count  # a name the engine gained later: a layer with state tensors is recurrent
     for t in checkpoint.tensors:
-        if t.layer is not None and t.layer < count and (".ssm_" in t.name or ".shortconv." in t.name or ".time_mix_" in t.name):
+        if t.layer is not None and 0 <= t.layer < count and (".ssm_" in t.name or ".shortconv." in t.name or ".time_mix_" in t.name):
             found[t.layer] = True
     return tuple(found)
 
@@ -266,10 +267,29 @@ def _indexed(arch: str, meta: Callable[[str], Any], memory: MemoryKind, layers: 
         flags = (True,) * layers
     if memory == "msa":
         dense = meta("leading_dense_block_count")
-        flags = tuple(i >= int(dense or 0) for i in range(layers))
+        first = int(dense) if isinstance(dense, (int, float)) else 0
+        flags = tuple(i >= first for i in range(layers))
     if memory == "hybrid-indexer":
         flags = tuple(f and not recurrent[i] for i, f in enumerate(flags))
     return flags + (False,) * (count - layers)
+
+
+#: More blocks than any engine takes; a header that says so is not laid out.
+MOST_BLOCKS = 4096
+#: No size in a header is larger; one that is counts as absent.
+LARGEST = 2**40
+
+
+def _clean(value: Any) -> Any:
+    """Return a metadata value the formulas can take: numbers finite and in range, arrays of numbers only."""
+    if isinstance(value, tuple):
+        cleaned = tuple(_clean(v) for v in value)
+        return cleaned if all(isinstance(v, (int, float)) for v in cleaned) else None
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not -LARGEST < value < LARGEST:
+        return None
+    return max(value, 0) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 def read(checkpoint: Checkpoint) -> HyperParameters:
@@ -278,13 +298,14 @@ def read(checkpoint: Checkpoint) -> HyperParameters:
     metadata = checkpoint.metadata
 
     def meta(key: str) -> Any:
-        return metadata.get(f"{arch}.{key}")
+        return _clean(metadata.get(f"{arch}.{key}"))
 
     def number(key: str, default: int = 0) -> int:
         value = meta(key)
         return int(value) if isinstance(value, (int, float)) else default
 
-    blocks = max(number("block_count"), 0)
+    claimed = number("block_count") * max(number("num_loops", 1) if arch == "nanbeige" else 1, 1)
+    blocks = number("block_count") if claimed <= MOST_BLOCKS else 0
     nextn = min(number("nextn_predict_layers"), blocks)
     if arch == "deepseek4" and f"blk.{blocks - nextn}.nextn.eh_proj.weight" not in checkpoint.by_name:
         nextn = 0  # the engine probes for the block and counts every block as trunk without it
@@ -306,6 +327,7 @@ def read(checkpoint: Checkpoint) -> HyperParameters:
     if arch in ("glm5-next", "kimi-k3"):
         head_v = number("attention.kv_lora_rank", head_v)
     recurrent = _recurrent(checkpoint, arch, meta, layers, count, heads_kv, feed)
+    too_many = f"its header claims {claimed} blocks" if claimed > MOST_BLOCKS else None
     window, windowed, unknown = _windows(arch, meta, layers, count, recurrent)
     if arch == "deepseek4":
         window, windowed = number("attention.sliding_window"), (True,) * count
@@ -384,8 +406,8 @@ def read(checkpoint: Checkpoint) -> HyperParameters:
         indexer_key=indexer_key, indexer_top=number("attention.indexer.top_k"),
         indexer_group=max(int(ratios[0]) if isinstance(ratios, tuple) and ratios and ratios[0] else 1, 1),
         hyper_streams=number("hyper_connection.count"), indexed=_indexed(arch, meta, memory, layers, count, recurrent, number("context_length")),
-        compress=tuple(int(v) for v in ratios[:count]) if isinstance(ratios, tuple) else (0,) * count,
-        causal=causal if isinstance(causal, bool) else True, unknown=unknown,
+        compress=_per_layer(meta, "attention.compress_ratios", count, 0) if isinstance(ratios, tuple) else (0,) * count,
+        causal=causal if isinstance(causal, bool) else True, unknown=too_many or unknown,
     )  # fmt: skip
 
 

@@ -114,10 +114,10 @@ def _stuck(checkpoint: Checkpoint, name: str, type_name: str, shape: tuple[int, 
     if suffix == "ssm_a" and f"{stem}.ssm_d" in checkpoint.by_name:  # a scan, not the product of a delta net
         inner = checkpoint.integer("ssm.inner_size")
         heads = shape[1] if len(shape) > 1 else 1
-        if shape[0] == 1:
+        if shape[:1] == (1,):
             return not (checkpoint.integer("ssm.state_size") in SCAN_STATES and inner // max(heads, 1) % 16 == 0)
         groups = checkpoint.integer("ssm.group_count") or 1
-        return not (shape[0] == SCAN_STATE_1 and inner == heads and heads % KERNEL_STEP == 0 and groups == 1)
+        return not (shape[:1] == (SCAN_STATE_1,) and inner == heads and heads % KERNEL_STEP == 0 and groups == 1)
     if name.endswith((".ssm_conv1d.weight", ".shortconv.conv.weight", ".ple_conv1d.weight")):
         return len(shape) > 1 and shape[1] % KERNEL_STEP != 0
     return type_name == "BF16" and len(shape) == 1  # sums and products of float32 with bfloat16
@@ -580,8 +580,13 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         pipeline=pipeline if settings.pipeline is None else settings.pipeline, cache_on_host=not settings.kv_offload, moved=moved,
     )  # fmt: skip
     spread = compute.spread_of(hyper, placement) if here and hyper.architecture in ENGINE_ARCHITECTURES else compute.UNMEASURED
-    bands = [compute.Band.around(peak, spread) for peak in compute.buffers(checkpoint, hyper, shape, placement)]
-    on_host = compute.Band.around(compute.host_buffer(checkpoint, hyper, shape, placement), compute.UNMEASURED)
+    try:
+        peaks, host_peak = compute.buffers(checkpoint, hyper, shape, placement), compute.host_buffer(checkpoint, hyper, shape, placement)
+    except (LookupError, ArithmeticError) as error:  # a block lacks what every graph of its kind has
+        peaks, host_peak = [0] * len(devices), 0
+        unknowns.append(Unknown(what="compute buffers", why=f"the blocks of this file are not those of {hyper.architecture}: {error}"))
+    bands = [compute.Band.around(peak, spread) for peak in peaks]
+    on_host = compute.Band.around(host_peak, compute.UNMEASURED)
     what = f"compute buffer of a {shape.tokens}-token micro-batch"
     if placement.pipeline:
         what += f" with {compute.PIPELINE_COPIES} pipeline copies of its inputs"

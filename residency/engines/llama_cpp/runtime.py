@@ -140,9 +140,8 @@ def runtime(checkpoint: Checkpoint, settings: Settings, layout: Layout, devices:
     resolved = layout.resolved
     tokens = min(resolved.n_ctx, resolved.n_ubatch)
     float_products = _uses_cublas(checkpoint)
-    used_value = checkpoint.hparam("expert_used_count")
-    used = max(used_value) if isinstance(used_value, tuple) and used_value else used_value
-    used = int(used) if isinstance(used, (int, float)) else 0
+    counts = checkpoint.hparam("expert_used_count")
+    used = max((c for c in (counts if isinstance(counts, tuple) else (counts,)) if isinstance(c, int)), default=0)
     widest = max([hyper.embedding, *hyper.feed_forward])
     found = []
     for spec, there in zip(devices, layout.devices, strict=True):
