@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -77,8 +78,8 @@ def test_after_the_cache_a_split_without_a_check_is_refused():
     assert said("layer-split/after-cache", **after(2)) == [
         (
             "veto",
-            ("CUDA0: the expert cache takes everything but the reserve, 700 MiB by default, and whatever comes later must fit into that. Certain: 50 MiB. "
-            "Likely: 200 MiB. Margin: up to 900 MiB (handles 900 MiB), and this version has no check at start-up that would notice. Not counted by the engine "
+            ("CUDA0: what comes after the expert cache may need 900 MiB, and the cache leaves it only the reserve, 700 MiB by default. Certain is 50 MiB, "
+            "likely 200 MiB; the rest is margin: handles up to 900 MiB. This version has no check at start-up that would notice. Not counted by the engine "
             "at all: encoder 1.00 GiB, which starts first. The largest single allocation, arena of 2147483648 bytes, competes with that and with whatever an "
             "earlier run still holds. This failure has hung a host (40.00 GiB of its memory would be pinned), so the margin decides. Context is a weak lever: "
             "only 0 B here grow with it."),
@@ -272,10 +273,10 @@ VETO  Swift 1.5 IQ3_XXS · strata 0.1.35 · 2 x RTX 2080 Ti 22 GB  census, 2 sha
   note: Reconstructed, not read from the files.
 
 x layer-split/after-cache                                                     memory.reserve not set
-  CUDA0: the expert cache takes everything but the reserve, 700 MiB by default, and whatever comes
-  later must fit into that. Certain: 74 MiB. Likely: 268 MiB. Margin: up to 1.09 GiB (verify window,
-  graphs, library handles, side streams, first use 925 MiB and image encoder's first images 191
-  MiB), and this version has no check at start-up that would notice. Not counted by the engine at
+  CUDA0: what comes after the expert cache may need 1.09 GiB, and the cache leaves it only the
+  reserve, 700 MiB by default. Certain is 74 MiB, likely 268 MiB; the rest is margin: verify window,
+  graphs, library handles, side streams, first use up to 925 MiB, image encoder's first images up to
+  191 MiB. This version has no check at start-up that would notice. Not counted by the engine at
   all: image encoder process 1.12 GiB, which starts first. The largest single allocation, weight
   arena of 1538035200 bytes, competes with that and with whatever an earlier run still holds. This
   failure has hung a host (43.83 GiB of its memory would be pinned), so the margin decides. Context
@@ -348,6 +349,18 @@ def test_a_fleet_can_relax_it():
     relaxed = validate(LAUNCH, environ={}, policy=Policy(severities={"layer-split/after-cache": "warn"}))
     assert relaxed.allowed
     assert any(f.rule == "layer-split/after-cache" and f.outcome == "warn" for f in relaxed.findings)
+    shipped = str(ROOT / "configs" / "policies" / "recommend-only.toml")
+    assert validate(LAUNCH, environ={}, policy=shipped).allowed
+    too_long = ["kv.resident=0", "context.length=4194304"]
+    assert not validate(LAUNCH, environ={}, policy=shipped, overrides=too_long).allowed, "what the engine refuses stays refused"
+    assert validate(LAUNCH, environ={}, policy=shipped, overrides=["kv.resident=0", "kv.key_type=fp16", "kv.value_type=fp16", "context.length=262144"]).allowed
+
+
+def test_a_waiver_covers_it():
+    waiver = {"rule": "layer-split/after-cache", "reason": "seen to work here", "until": date(2999, 1, 1), "approved_by": "ops", "match": {"pool": "CUDA0"}}
+    report = validate(LAUNCH, environ={}, policy={"waivers": [waiver]})
+    assert report.allowed
+    assert [f.waived["approved_by"] for f in report.findings if f.waived] == ["ops"]
 
 
 def test_a_margin_is_met_by_the_reserve():

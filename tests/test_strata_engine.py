@@ -143,6 +143,17 @@ def test_split_planning():
     assert plan_split([-5, 100], [10] * 8, lambda low, high: 1) == (2,)
 
 
+@pytest.mark.parametrize(("total", "context", "mib"), [("32GiB", 32768, 1024), ("32GiB", 65536, 2048), ("8GiB", 32768, 300)])
+def test_the_reserve_setup_writes_for_intel_cards(total, context, mib):
+    from residency.engines.strata.resolve import resolve
+    from residency.launch.reader import read_launch_mapping
+    from residency.machine import resolve_machine
+
+    machine = resolve_machine({"name": "m", "pools": [{"name": "SYCL0", "total": total}], "devices": [{"name": "SYCL0", "kind": "sycl", "pool": "SYCL0"}]})
+    launch = read_launch_mapping({"engine": {"name": "strata"}, "model": {"path": "m"}, "context": {"length": context}}, environ={})
+    assert resolve(launch, machine).reserves == (mib * MIB,)
+
+
 # Conflicts
 
 

@@ -65,10 +65,11 @@ def _refusal(card: AfterCache, facts: Facts) -> Finding:
     fixed = [a for a in card.found.allocations if not a.greedy and a.accounted and a.pieces == 1]
     largest = max(fixed, key=lambda a: a.certain_bytes, default=None)
     grows = sum(a.certain_bytes for a in card.found.allocations if a.knob == "context.length")
+    margin = ", ".join(f"{a.name} up to {size(a.at_most_bytes)}" for a in card.late)
     message = (
-        f"{pool}: the expert cache takes everything but the reserve, {size(reserve)}{default}, and whatever comes later must fit into that. "
-        f"Certain: {size(card.late_bytes('certain'))}. Likely: {size(card.late_bytes('likely'))}. Margin: up to {size(most)} "
-        f"({listed(card.late)}), and this version has no check at start-up that would notice."
+        f"{pool}: what comes after the expert cache may need {size(most)}, and the cache leaves it only the reserve, {size(reserve)}{default}. "
+        f"Certain is {size(card.late_bytes('certain'))}, likely {size(card.late_bytes('likely'))}; the rest is margin: {margin}. "
+        f"This version has no check at start-up that would notice."
     )
     if card.outside:
         message += f" Not counted by the engine at all: {listed(card.outside, 'likely')}, which starts first."

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DEFAULT_RESERVE = 700 * MIB  # --vram-reserve-mib
 DEFAULT_CONTEXT = 4096
+#: What setup writes for Intel cards: up to a context, above it, and on cards under 12 GB.
+SYCL_RESERVES, SYCL_CONTEXT, SYCL_SMALL = (1024 * MIB, 2048 * MIB, 300 * MIB), 32768, 12 * 10**9
 KV_FLOAT_UP_TO = 8192  # setup writes fp16 up to here, int8 above
 
 
@@ -118,7 +120,10 @@ def resolve(launch: Launch, machine: Machine) -> Settings:
     for index, device in enumerate(stages):
         pool = machine.pool(device.pool)
         total = (pool.total_bytes or 0) if pool is not None else 0
-        value = DEFAULT_RESERVE if asked is None else asked if isinstance(asked, int) else int(total * float(asked) / 100)
+        default = DEFAULT_RESERVE
+        if device.kind == "sycl" and launch.program is None:
+            default = SYCL_RESERVES[2] if 0 < total < SYCL_SMALL else SYCL_RESERVES[context > SYCL_CONTEXT]
+        value = default if asked is None else asked if isinstance(asked, int) else int(total * float(asked) / 100)
         later = option("vram-reserve-later-mib")
         reserves.append(later * MIB if index and isinstance(later, int) else value)
     vision = bool(launch.get("vision.enabled"))
