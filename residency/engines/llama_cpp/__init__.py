@@ -1,4 +1,4 @@
-"""The engine llama.cpp: its programs, capabilities and memory layout."""
+"""The engines llama.cpp and ik_llama.cpp: their programs, capabilities and memory layout."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import Capability, CapabilityTable, program_name
 from residency.plugins import hookimpl
+
+from .history import CHANGES, IK, UPSTREAM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +28,8 @@ CAPABILITIES = CapabilityTable(
         Capability(id="split-row", title="split of weight rows over devices", platforms=("sycl",), since="0.5.0",
                    evidence="ggml_backend_split_buffer_type in ggml-sycl only"),
         Capability(id="split-tensor", title="tensor-parallel split", platforms=("cuda", "rocm"), since="0.5.0", evidence="--split-mode tensor"),
+        Capability(id="pipeline-fallback", title="second try without pipeline copies", since=CHANGES["copies-fall-back"][UPSTREAM].since,
+                   evidence=CHANGES["copies-fall-back"][UPSTREAM].evidence),
         Capability(id="kv-on-host", title="KV cache in host memory", evidence="--no-kv-offload"),
         Capability(id="vision-request-path", title="requests with images", evidence="--mmproj"),
         Capability(id="vision-encoder", title="image encoder on this back end", evidence="tools/mtmd"),
@@ -42,9 +46,9 @@ class LlamaCpp:
     """llama.cpp and the programs built with it."""
 
     name = "llama.cpp"
-    aliases = ("llamacpp", "llama-cpp")
+    aliases: tuple[str, ...] = ("llamacpp", "llama-cpp")
     newest = "0.5.0"
-    programs = ("llama-server", "llama-cli", "llama-completion", "llama-fit-params", "llama-mtmd-cli", "llama-bench")
+    programs: tuple[str, ...] = ("llama-server", "llama-cli", "llama-completion", "llama-fit-params", "llama-mtmd-cli", "llama-bench")
     capabilities = CAPABILITIES
 
     def read(self, argv: Sequence[str], environ: Mapping[str, str], *, version: str | None) -> Launch:
@@ -53,22 +57,22 @@ class LlamaCpp:
         from .version import normal
 
         program = program_name(argv[0])
-        known = next((p for p in self.programs if program == p or program.startswith(f"{p}-")), "llama-server")
-        return read_argv(argv, environ, version=normal(version or self.newest), given=version, fork=self.name, program=known)
+        known = next((p for p in LlamaCpp.programs if program == p or program.startswith(f"{p}-")), "llama-server")
+        return read_argv(argv, environ, version=normal(version or self.newest, self.name), given=version, fork=self.name, program=known)
 
     def option_problem(self, name: str, value: Any, *, version: str) -> str | None:
         """Return why an entry of ``[engine.options]`` is wrong, or None."""
         from .argv import option_problem
         from .version import normal
 
-        return option_problem(name, value, version=normal(version), fork=self.name)
+        return option_problem(name, value, version=normal(version, self.name), fork=self.name)
 
     def plan(self, launch: Launch, models: Models, machine: Machine, *, version: str) -> Budget:
         """Lay a launch out. See :class:`residency.engines.base.Engine`."""
         from .plan import plan
         from .version import normal
 
-        return plan(launch, models, machine, version=normal(version))
+        return plan(launch, models, machine, version=normal(version, self.name), engine=self.name)
 
     def spell(self, launch: Launch, knob: str, value: Any) -> str | None:
         """Return a change in the words of the command line the user typed, or None for a launch file."""
@@ -77,10 +81,31 @@ class LlamaCpp:
         return spell(knob, value) if launch.program is not None else None
 
 
-ENGINE = LlamaCpp()
+class IkLlamaCpp(LlamaCpp):
+    """The fork ik_llama.cpp: the same programs and laws, and what :mod:`.history` says is different.
+
+    Its programs carry llama.cpp's names, so it has to be named: ``--engine ik_llama.cpp``.
+    """
+
+    name = IK
+    aliases = ("ik-llama.cpp", "ik_llama", "ik-llama", "ikllama")
+    newest = "3956"
+    programs = ()
+    capabilities = CapabilityTable(
+        rows=(
+            *(row for row in CAPABILITIES.rows if row.id not in ("split-row", "split-tensor", "pipeline-fallback")),
+            Capability(id="split-row", title="split of weight rows over devices", platforms=("cuda", "rocm"), evidence="--split-mode row, its README"),
+            Capability(id="pipeline-fallback", title="second try without pipeline copies", since=CHANGES["copies-fall-back"][IK].since,
+                       evidence=CHANGES["copies-fall-back"][IK].evidence),
+        ),
+        titles={**CAPABILITIES.titles, "split-tensor": "tensor-parallel split"},
+    )  # fmt: skip
+
+
+ENGINES = (LlamaCpp(), IkLlamaCpp())
 
 
 @hookimpl
 def residency_engines() -> list[LlamaCpp]:
-    """Return this plugin's engine."""
-    return [ENGINE]
+    """Return this plugin's engines."""
+    return list(ENGINES)

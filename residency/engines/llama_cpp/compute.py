@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from residency.checkpoint.model import Checkpoint
 
 
-#: Copies of every graph input and of every tensor that crosses into a device under pipeline parallelism.
-PIPELINE_COPIES = 4
 #: A sum over experts is run as one operation up to this many (MOE_WEIGHTED_REDUCTION_MAX_EXPERTS).
 FUSED_EXPERTS = 15
 #: Head sizes of the flash attention kernels with equal keys and values (``fattn.cu``).
@@ -71,7 +69,8 @@ class Block:
 def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[str] = frozenset()) -> tuple[Block, ...]:
     """Return every trunk block, equal ones shared. ``stuck`` names the tensors the CUDA back end leaves in host memory."""
     store = derived(checkpoint)
-    found = store.get("blocks")
+    known = ("blocks", hyper.mla, hyper.head_k)
+    found = store.get(known)
     if found is not None:
         return found  # type: ignore[no-any-return]
     parts: list[list[tuple[str, tuple[int, ...], int]]] = [[] for _ in range(hyper.layers_all)]
@@ -107,7 +106,7 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[s
             )  # fmt: skip
         blocks.append(block)
     result = tuple(blocks)
-    store["blocks"] = result
+    store[known] = result
     return result
 
 
@@ -141,6 +140,7 @@ class Shape:
     flash_here: bool  # ... and the device has the kernel
     type_k: str
     type_v: str
+    scores_cap: int = 0  # bytes of attention scores held at once (-amb of ik_llama.cpp); 0 = all heads
 
 
 class Graph:
@@ -260,6 +260,8 @@ class Graph:
                     size = -(-size // 128) * 128 + value_row * cells * 2
             return tape.op(size, tape.view(q), *cache, mask)
         scores = block.heads * cells // s.streams * self.t4
+        if s.scores_cap:
+            scores = min(scores, max(s.scores_cap, scores // max(block.heads, 1)))
         flat = tape.op(value_row * cells * CACHE_TYPES[s.type_k][1], *cache[1:]) if latent else -1
         kq = tape.op(scores, tape.view(q), *cache[:1])
         kq = tape.same(scores, kq, self.mask_for(block, sparse))
@@ -932,6 +934,7 @@ class Placement:
     offered: bool  # weights in host memory are copied to device 0 for large batches
     pipeline: bool
     cache_on_host: bool
+    copies: int  # of every input under pipeline parallelism
     moved: Mapping[int, Mapping[str, int]]  # block -> weight name -> device (-1 = host) for overridden weights
 
 
@@ -946,7 +949,7 @@ def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placem
 
 def host_buffer(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placement: Placement) -> int:
     """Return the peak of the host's compute buffer: the graph's inputs, and the blocks that run there."""
-    copies = PIPELINE_COPIES if placement.pipeline else 1
+    copies = placement.copies if placement.pipeline else 1
     state = hyper.embedding * shape.tokens * 4
     windows = {w for w, attends in zip(hyper.windowed, hyper.attends, strict=True) if attends}
     graph = Graph(hyper, shape, layer_norm=False)
@@ -997,7 +1000,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     has_norm = bool(run) and ("attn_norm" in blocks[run[0]].weights or hyper.architecture in NORM_WITHOUT_WEIGHT or graph.wide > 1)
     has_x = bool(run) or has_output
     if placement.pipeline:
-        for _ in range(PIPELINE_COPIES - 1):
+        for _ in range(placement.copies - 1):
             if has_x:
                 tape.keep(size * (graph.wide if first else 1))
             tape.keep(small)
@@ -1040,22 +1043,22 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     if graph.wide > 1 and run:
         x = tape.op(size * graph.wide, x)
     if placement.pipeline and hyper.architecture == "hy_v4" and first:
-        for _ in range(PIPELINE_COPIES):
+        for _ in range(placement.copies):
             tape.keep(size * APART_CROSSINGS)
     if placement.pipeline and hyper.architecture == "deepseek4":
         for i in {blocks[j].outline: j for j in own if "indexer.attn_q_b" in blocks[j].weights}.values():
             groups = -(-shape.cells // max(hyper.compress[i], 1))
-            for _ in range(2 * PIPELINE_COPIES):
+            for _ in range(2 * placement.copies):
                 tape.keep(groups * shape.tokens * 2)
     if hyper.architecture == "minimax-01" and any(blocks[i].recurrent for i in run):
         decay = tape.keep if placement.pipeline else tape.op
         share = shape.tokens // max(shape.sequences, 1)
-        for _ in range(PIPELINE_COPIES if placement.pipeline else 1):
+        for _ in range(placement.copies if placement.pipeline else 1):
             decay(share * share * blocks[0].heads * 4)
     if placement.pipeline:  # a scan without a kernel crosses to the host and back in every block
         for i in own:
             if "ssm_a" in blocks[i].on_host:
-                for _ in range(PIPELINE_COPIES):
+                for _ in range(placement.copies):
                     tape.keep(blocks[i].weights["ssm_out"].shape[0] * graph.t4 + hyper.state_s * shape.sequences * 4)
     position = 0
     seen: dict[tuple[object, ...], int] = {}

@@ -92,10 +92,13 @@ def _tensor(type_name: str, elements: int, cells: int, align: int, quant_row: in
     return pad(total, align)
 
 
-def layer_caches(hyper: HyperParameters, resolved: Resolved, *, rollback: int, align: int, quant_row: int) -> tuple[LayerCache, ...]:
+def layer_caches(
+    hyper: HyperParameters, resolved: Resolved, *, rollback: int, align: int, quant_row: int, latent_values: bool = False
+) -> tuple[LayerCache, ...]:
     """Return every layer's cache bytes. ``rollback`` is the number of spare recurrent states.
 
     ``align`` and ``quant_row`` are the device's buffer rules (see ``layout.BUFFER_RULES``).
+    ``latent_values``: a latent cache keeps a row of values beside its keys.
     """
     found = []
     known: dict[tuple[object, ...], LayerCache] = {}
@@ -114,7 +117,7 @@ def layer_caches(hyper: HyperParameters, resolved: Resolved, *, rollback: int, a
             if hyper.attends[i]:
                 cells = (resolved.window_cells if hyper.windowed[i] else resolved.n_ctx_seq) * streams
                 kv += _tensor(type_k, hyper.key_row(i), cells, align, quant_row)
-                if not hyper.mla and hyper.memory != "dsv4":
+                if (not hyper.mla or latent_values) and hyper.memory != "dsv4":
                     kv += _tensor(type_v, hyper.value_row(i) if resolved.flash else widest, cells, align, quant_row)
             if hyper.recurrent[i]:
                 for floats in (hyper.state_r, hyper.state_s, hyper.state_extra[i]):

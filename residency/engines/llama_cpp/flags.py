@@ -26,6 +26,7 @@ Kind = Literal[
 ]
 
 SERVER = ("llama-server", "llama-cli")
+IK = ("ik_llama.cpp",)
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -65,6 +66,8 @@ FLAGS: tuple[Flag, ...] = (
     _f("context.micro_batch", "-ub --ubatch-size", "int", "UBATCH"),
     _f("context.flash_attention", "-fa --flash-attn", "onoff", "FLASH_ATTN"),
     _f("context.full_window", "--swa-full", "flag", "SWA_FULL"),
+    _f("kv.key_type", "-ctk --cache-type-k", "choice", "CACHE_TYPE_K", choices=(*KV_TYPES, "q6_0"), forks=IK),
+    _f("kv.value_type", "-ctv --cache-type-v", "choice", "CACHE_TYPE_V", choices=(*KV_TYPES, "q6_0"), forks=IK),
     _f("kv.key_type", "-ctk --cache-type-k", "choice", "CACHE_TYPE_K", choices=KV_TYPES),
     _f("kv.value_type", "-ctv --cache-type-v", "choice", "CACHE_TYPE_V", choices=KV_TYPES),
     _f("kv.on_device", "-kvo --kv-offload", "switch", "KV_OFFLOAD", negative=("-nkvo", "--no-kv-offload")),
@@ -133,21 +136,24 @@ FLAGS: tuple[Flag, ...] = (
     _f("option:models-max", "--models-max", "int", "MODELS_MAX", programs=("llama-server",)),
     _f("option:models-autoload", "--models-autoload", "switch", "MODELS_AUTOLOAD", negative=("--no-models-autoload",), programs=("llama-server",)),
     _f("option:sleep-idle-seconds", "--sleep-idle-seconds", "int", None, programs=("llama-server",)),
-    _f("option:mla", "-mla --mla-use", "int", forks=("ik_llama.cpp",)),
-    _f("option:attn-max-batch", "-amb --attention-max-batch", "int", forks=("ik_llama.cpp",)),
-    _f("option:fused-moe", "-fmoe --fused-moe", "flag", forks=("ik_llama.cpp",)),
-    _f("option:run-time-repack", "-rtr --run-time-repack", "flag", forks=("ik_llama.cpp",)),
-    _f("option:smart-expert-reduction", "-ser --smart-expert-reduction", "text", forks=("ik_llama.cpp",)),
-    _f("option:graph-reuse", "-gr --graph-reuse", "flag", forks=("ik_llama.cpp",)),
-    _f("option:merge-qkv", "-mqkv --merge-qkv", "flag", forks=("ik_llama.cpp",)),
-    _f("option:muge", "-muge --merge-up-gate-experts", "flag", forks=("ik_llama.cpp",)),
-    _f("option:cuda-params", "-cuda --cuda-params", "text", forks=("ik_llama.cpp",)),
-    _f("option:split-mode-graph-max", "-smgs --split-mode-graph-scheduling", "flag", forks=("ik_llama.cpp",)),
-    _f("option:no-offload-only-active-experts", "-no-ooae --no-offload-only-active-experts", "flag", forks=("ik_llama.cpp",)),
-    _f("option:k-cache-hadamard", "-khad --k-cache-hadamard", "flag", forks=("ik_llama.cpp",)),
-    _f("option:no-fused-up-gate", "-no-fug --no-fused-up-gate", "flag", forks=("ik_llama.cpp",)),
-    _f("option:max-gpu", "-mgpu --max-gpu", "int", forks=("ik_llama.cpp",)),
-    _f("option:dry-run", "--dry-run", "flag", forks=("ik_llama.cpp",)),
+    _f("option:mla", "-mla --mla-use", "int", forks=IK),
+    _f("option:attn-max-batch", "-amb --attention-max-batch", "int", forks=IK),
+    _f("option:fused-moe", "-fmoe --fused-moe", "onoff", forks=IK),
+    _f("option:run-time-repack", "-rtr --run-time-repack", "flag", forks=IK),
+    _f("option:smart-expert-reduction", "-ser --smart-expert-reduction", "text", forks=IK),
+    _f("option:graph-reuse", "-gr --graph-reuse", "flag", forks=IK),
+    _f("option:merge-qkv", "-mqkv --merge-qkv", "flag", forks=IK),
+    _f("option:muge", "-muge --merge-up-gate-experts", "flag", forks=IK),
+    _f("option:cuda-params", "-cuda --cuda-params", "text", forks=IK),
+    _f("option:split-mode-graph-max", "-smgs --split-mode-graph-scheduling", "flag", forks=IK),
+    _f("option:no-offload-only-active-experts", "-no-ooae --no-offload-only-active-experts", "flag", forks=IK),
+    _f("option:k-cache-hadamard", "-khad --k-cache-hadamard", "flag", forks=IK),
+    _f("option:no-fused-up-gate", "-no-fug --no-fused-up-gate", "flag", forks=IK),
+    _f("option:max-gpu", "-mgpu --max-gpu", "int", forks=IK),
+    _f("option:no-flash-attn", "-no-fa --no-flash-attn", "flag", forks=IK),
+    _f("option:no-fused-moe", "-no-fmoe --no-fused-moe", "flag", forks=IK),
+    _f("option:sched-max-copies", "", "int"),  # how the engine was built, not a flag: GGML_SCHED_MAX_COPIES
+    _f("option:dry-run", "--dry-run", "flag", forks=IK),
 )
 
 #: Flags without bearing on memory: accepted silently. name: number of values.

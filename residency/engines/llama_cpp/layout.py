@@ -17,7 +17,7 @@ from residency.budget import Remark, Unknown
 from residency.checkpoint.model import Role
 from residency.ways import Way
 
-from . import compute
+from . import compute, latent
 from . import context as contexts
 from .hparams import (
     ENGINE_ARCHITECTURES,
@@ -26,7 +26,6 @@ from .hparams import (
     ROLLBACK,
     HyperParameters,
     derived,
-    hyper_parameters,
 )
 from .settings import CACHE_TYPES, EXPERTS, Settings
 
@@ -168,7 +167,7 @@ def layer_devices(hyper: HyperParameters, settings: Settings, devices: Sequence[
     """
     count = hyper.layers_all
     wanted = settings.n_gpu_layers if settings.n_gpu_layers >= 0 else count + 1
-    start = max(count + 1 - wanted, 0)
+    start = max(count + (1 if settings.output_first else 0) - wanted, 0)
     active = min(wanted, count + 1) if devices else 0
     shares = list(settings.tensor_split[: len(devices)]) + [0.0] * (len(devices) - len(settings.tensor_split))
     if not any(shares):
@@ -487,7 +486,8 @@ def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
 
     quantised_k = CACHE_TYPES[settings.type_k][0] > 1
     quantised_v = CACHE_TYPES[settings.type_v][0] > 1
-    if (hyper.mla or hyper.memory == "dsv4") and settings.type_k != settings.type_v:
+    one_type = hyper.memory == "dsv4" or (hyper.mla and settings.latent == "file" and not settings.latent_values)
+    if one_type and settings.type_k != settings.type_v:
         refuse(
             "mla-cache-types", f"the latent attention cache has one type: keys are {settings.type_k}, values {settings.type_v}",
             "kv.value_type", settings.type_v, ways=(Way(knob="kv.value_type", value=settings.type_k),),
@@ -518,10 +518,16 @@ def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
     return found
 
 
+def _copied_bytes(checkpoint: Checkpoint, hyper: HyperParameters, moved: Mapping[int, Mapping[str, int]]) -> int:
+    """Bytes of the weights that overrides keep in host memory: inputs of the device's graph, one set per pipeline copy."""
+    names = {f"blk.{place}.{name}.weight" for place, found in moved.items() for name, to in found.items() if to < 0}
+    return sum(row.nbytes for row in _table(checkpoint, hyper).rows if row.name in names) if names else 0
+
+
 def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None = None) -> Layout:
     """Lay one launch out. Pure; bytes are exact for weights and caches, a band for compute buffers."""
-    hyper = hyper_parameters(checkpoint)
-    remarks: list[Remark] = []
+    hyper = latent.adapted(checkpoint, settings)
+    remarks: list[Remark] = [*latent.refusals(checkpoint, settings)]
     unknowns: list[Unknown] = []
     if hyper.unknown:
         unknowns.append(Unknown(what=f"memory module of architecture {hyper.architecture}", why=hyper.unknown))
@@ -551,7 +557,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         table = tables.get(rules)
         if table is None:
             table = tables[rules] = contexts.layer_caches(
-                hyper, resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row
+                hyper, resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row, latent_values=settings.latent_values
             )
         kv[device] += table[i].kv
         state[device] += table[i].state
@@ -559,7 +565,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     shape = compute.Shape(
         tokens=contexts.pad(min(resolved.n_ctx, resolved.n_ubatch), resolved.sequences), rows=resolved.n_outputs,
         sequences=resolved.sequences, streams=resolved.streams, cells=resolved.n_ctx_seq, window_cells=resolved.window_cells,
-        flash=flash, flash_here=kernels, type_k=settings.type_k, type_v=settings.type_v,
+        flash=flash, flash_here=kernels, type_k=settings.type_k, type_v=settings.type_v, scores_cap=settings.scores_cap_bytes,
     )  # fmt: skip
     moved: dict[int, dict[str, int]] = {}
     if taken:
@@ -572,12 +578,15 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
                 if to != where[min(row.place, len(where) - 1)]:
                     moved.setdefault(row.place, {})[row.name.split(".", 2)[-1].removesuffix(".weight")] = to
     pipeline = (
-        len(devices) > 1 and settings.split_mode == "layer" and settings.kv_offload and not settings.overrides
-        and all(w >= 0 for w in where)
+        len(devices) > 1 and settings.split_mode == "layer" and settings.kv_offload and all(w >= 0 for w in where)
+        and (not settings.overrides or settings.copies_with_overrides)
     )  # fmt: skip
+    pipeline = pipeline if settings.pipeline is None else settings.pipeline
+    offered = settings.op_offload and shape.tokens >= settings.op_offload_min_batch
+    copied = _copied_bytes(checkpoint, hyper, moved) * settings.copies if pipeline and offered else 0
     placement = compute.Placement(
-        devices=len(devices), where=where, offered=settings.op_offload and shape.tokens >= settings.op_offload_min_batch,
-        pipeline=pipeline if settings.pipeline is None else settings.pipeline, cache_on_host=not settings.kv_offload, moved=moved,
+        devices=len(devices), where=where, offered=offered and not copied, pipeline=pipeline, copies=settings.copies,
+        cache_on_host=not settings.kv_offload, moved=moved,
     )  # fmt: skip
     spread = compute.spread_of(hyper, placement) if here and hyper.architecture in ENGINE_ARCHITECTURES else compute.UNMEASURED
     try:
@@ -585,11 +594,18 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     except (LookupError, ArithmeticError) as error:  # a block lacks what every graph of its kind has
         peaks, host_peak = [0] * len(devices), 0
         unknowns.append(Unknown(what="compute buffers", why=f"the blocks of this file are not those of {hyper.architecture}: {error}"))
+    for i, peak in enumerate(peaks):
+        if any(w == i for w in where[: hyper.layers]):
+            peaks[i] = max(peak, latent.expanded(checkpoint, hyper, settings, resolved, first=i == 0))
+    if peaks:
+        peaks[0] += copied
     bands = [compute.Band.around(peak, spread) for peak in peaks]
     on_host = compute.Band.around(host_peak, compute.UNMEASURED)
     what = f"compute buffer of a {shape.tokens}-token micro-batch"
     if placement.pipeline:
-        what += f" with {compute.PIPELINE_COPIES} pipeline copies of its inputs"
+        what += f" with {settings.copies} pipeline copies of its inputs"
+    if copied:
+        what += " and of the experts in host memory"
     counts = [0] * (len(devices) + 1)
     for i in range(hyper.layers):
         counts[where[i]] += 1
@@ -610,5 +626,5 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         ),
         host_weights=_host_weights(settings, devices, hyper, host_rows),
         resolved=resolved, layer_device=where, remarks=tuple(remarks), unknowns=tuple(unknowns),
-        facts={"n_ctx": resolved.n_ctx, "n_ctx_seq": resolved.n_ctx_seq, "flash_attn": flash, "overridden": len(taken)},
+        facts={"n_ctx": resolved.n_ctx, "n_ctx_seq": resolved.n_ctx_seq, "flash_attn": flash, "overridden": len(taken), "pipeline_copies": settings.copies if pipeline else 1},
     )  # fmt: skip

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from residency.budget import Allocation, Budget, Phase, Purpose, Remark
 from residency.checkpoint.model import Role
+from residency.machine.model import usable_bytes
+from residency.units import size
 from residency.ways import Way
 
-from . import soundness
+from . import history, soundness
 from .companions import companions
 from .fit import adjust, enabled, margins
 from .hparams import ENGINE_ARCHITECTURES, derived
 from .layout import lay_out
+from .remarks import remarks as further
 from .resolve import program_of, resolve
 from .runtime import driver_context, runtime
 
@@ -28,18 +32,18 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 
-def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> Budget:
+def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engine: str = history.UPSTREAM) -> Budget:
     """Return the budget of one launch. Pure."""
     model = models.main
     assert model is not None
-    refused = soundness.refusals(model, version)
+    refused = soundness.refusals(model, version, engine)
     if refused:
         return Budget(allocations=(), remarks=refused)
-    settings, devices = resolve(launch, machine, version)
+    settings, devices = resolve(launch, machine, version, engine)
     host = machine.host_pool
     remarks: list[Remark] = []
     if model.architecture not in ENGINE_ARCHITECTURES:
-        text = f"the architecture {model.architecture!r} is not one llama.cpp {version} lists; it is laid out by what its metadata and tensors say"
+        text = f"the architecture {model.architecture!r} is not one {engine} {version} lists; it is laid out by what its metadata and tensors say"
         remarks.append(Remark(kind="risk", code="unlisted-architecture", knob="model.path", message=text))
     layout = lay_out(model, settings, host_free=host.free_bytes)
     if enabled(launch, program_of(launch), version) and not _leaves_room(layout, launch, settings, host):
@@ -47,6 +51,12 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> B
         remarks += adjusted
         if fitted is not settings:
             settings, layout = fitted, lay_out(model, fitted, host_free=host.free_bytes)
+    if layout.facts.get("pipeline_copies") != 1 and history.follows("copies-fall-back", engine, version) and not _holds(layout, machine, settings, devices):
+        without = replace(settings, pipeline=False)
+        other = lay_out(model, without, host_free=host.free_bytes)
+        if _holds(other, machine, without, devices):  # else the copies are not what it fails for
+            remarks.append(_falls_back(layout, settings))
+            settings, layout = without, other
     rows: list[Allocation] = []
     by_name = {d.name: d for d in devices}  # a launch that is not split uses fewer than it names
     for found in layout.devices:
@@ -56,6 +66,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> B
     more, said = companions(launch, models, machine, settings, devices, layout)
     rows += more
     remarks += said
+    remarks += further(launch, model, machine, settings, devices, layout, rows)
     return Budget(
         allocations=tuple(rows),
         remarks=(*remarks, *layout.remarks),
@@ -75,6 +86,28 @@ def _fitted(launch: Launch, model: Checkpoint, settings: Settings, host: Pool) -
         launch, settings, trained_context=model.integer("context_length"), layers=model.integer("block_count") + 1,
         experts=model.integer("expert_count") > 0, fits=fits,
     )  # fmt: skip
+
+
+def _holds(layout: Layout, machine: Machine, settings: Settings, devices: tuple[Device, ...]) -> bool:
+    """Whether every device holds the engine's buffers beside the driver context; unknown counts as yes."""
+    pools = {d.name: machine.pool(d.pool) for d in devices}
+    context = {d.name: driver_context(d)[0][1] for d in settings.devices}
+    for found in layout.devices:
+        pool = pools.get(found.device)
+        free = usable_bytes(pool) if pool is not None else None
+        if free is not None and found.weights + found.experts + found.kv + found.state + found.compute_likely + context[found.device] > free:
+            return False
+    return True
+
+
+def _falls_back(layout: Layout, settings: Settings) -> Remark:
+    most = max(layout.devices, key=lambda d: d.compute_likely)
+    text = (
+        f"the compute buffers with {settings.copies} pipeline copies do not fit ({size(most.compute_likely)} on {most.device}), so the engine tries again "
+        f"without pipelining; prompts are slower then"
+    )
+    return Remark(kind="risk", code="pipeline-fallback", knob="layers.split", message=text, device=most.device, need_bytes=most.compute_likely,
+                  ways=(Way(knob="layers.split", value="none"),))  # fmt: skip
 
 
 def _leaves_room(layout: Layout, launch: Launch, settings: Settings, host: Pool) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from residency.engines.base import version_in
-
+from . import history
 from .settings import DeviceSpec, Override, Settings, expert_overrides
 
 if TYPE_CHECKING:
@@ -17,13 +16,10 @@ if TYPE_CHECKING:
 BATCH_OUTPUTS = ("llama-fit-params", "llama-completion", "llama-bench", "llama-mtmd-cli")
 #: Programs that pick four slots with one shared cache when ``-np`` is not given.
 AUTO_SLOTS = ("llama-server",)
-#: Since which build the server does that, and since which all layers are offloaded by default.
-AUTO_SLOTS_SINCE = "0.0.7000"
-ALL_LAYERS_SINCE = "0.0.6240"
-
-#: Since when a split over remote devices keeps pipeline copies: build 10434 reserves none for them (measured),
-#: 0.5.0 does.
-RPC_PIPELINE_SINCE = "0.5.0"
+#: Copies of a build for pipeline parallelism (GGML_SCHED_MAX_COPIES).
+COPIES = 4
+#: ``-mla`` of ik_llama.cpp when nothing is said, with flash attention on by default; earlier builds say 0.
+LATENT_BY_DEFAULT = 3
 
 #: How other engines' and people's words map to the engine's cache types.
 CACHE_WORDS = {"int8": "q8_0", "fp16": "f16", "bfloat16": "bf16", "fp32": "f32"}
@@ -53,32 +49,43 @@ def program_of(launch: Launch) -> str:
     return next((p for p in known if program == p or program.startswith(f"{p}-")), "llama-server")
 
 
-def resolve(launch: Launch, machine: Machine, version: str) -> tuple[Settings, tuple[Device, ...]]:
+def resolve(launch: Launch, machine: Machine, version: str, engine: str = history.UPSTREAM) -> tuple[Settings, tuple[Device, ...]]:
     """Return the engine's settings for a launch, and the machine's devices they refer to."""
+
+    def follows(law: str) -> bool:
+        return history.follows(law, engine, version)
+
     devices = devices_of(launch, machine)
     program = program_of(launch)
     option = launch.options.get
     sequences = launch.get("context.sequences")
     unified = launch.get("context.unified")
     if sequences is None:
-        automatic = program in AUTO_SLOTS and version_in(version, AUTO_SLOTS_SINCE, None)
+        automatic = program in AUTO_SLOTS and follows("four-slots")
         sequences = 4 if automatic else 1
         unified = automatic if unified is None else unified
+    if not follows("streams"):
+        unified = True
     length = launch.get("context.length") or 0
     per_slot = option("kv-unified-per-slot")
     if not length and isinstance(per_slot, int):
         length = sequences * per_slot
     layers = launch.get("layers.on_device")
     if layers in (None, "auto", "all"):
-        explicit = layers is not None or version_in(version, ALL_LAYERS_SINCE, None)
+        explicit = layers is not None or follows("all-layers")
         layers = -1 if explicit else 0
-    outputs: Literal["batch", "slots"] = "batch" if program in BATCH_OUTPUTS else "slots"
+    outputs: Literal["batch", "slots"] = "batch" if program in BATCH_OUTPUTS or not follows("slot-logits") else "slots"
+    copies = option("sched-max-copies")
+    flash = launch.get("context.flash_attention") or ("auto" if follows("flash-by-default") else "off")
+    if option("no-flash-attn"):
+        flash = "off"
     embeddings = bool(option("embedding") or option("rerank"))
     batch = launch.get("context.batch") or 2048
     ubatch = launch.get("context.micro_batch") or 512
     if embeddings:
         batch = min(batch, ubatch)
     drafted = drafted_tokens(launch)
+    remote = any(d.kind == "rpc" for d in devices)
     settings = Settings(
         devices=tuple(_spec(d, machine) for d in devices),
         n_ctx=length,
@@ -92,10 +99,10 @@ def resolve(launch: Launch, machine: Machine, version: str) -> tuple[Settings, t
         main_gpu=launch.get("device.main") or 0,
         type_k=cache_type(launch.get("kv.key_type")),
         type_v=cache_type(launch.get("kv.value_type")),
-        flash_attn=launch.get("context.flash_attention") or "auto",
+        flash_attn=cast("Any", flash),
         kv_offload=launch.get("kv.on_device") is not False,
         op_offload=option("op-offload", True) is not False,
-        swa_full=bool(launch.get("context.full_window")),
+        swa_full=bool(launch.get("context.full_window")) or not follows("window-cache"),
         overrides=_overrides(launch),
         load_mode=launch.get("memory.load") or "auto",
         lazy_mode=cast("Any", option("lazy-mode", "auto")),
@@ -106,7 +113,11 @@ def resolve(launch: Launch, machine: Machine, version: str) -> tuple[Settings, t
         outputs=outputs,
         n_outputs_per_seq=1 + drafted,
         embeddings=embeddings,
-        pipeline=None if version_in(version, RPC_PIPELINE_SINCE, None) or all(d.kind != "rpc" for d in devices) else False,
+        pipeline=False if (remote and not follows("remote-copies")) or copies == 1 else None,
+        copies=copies if isinstance(copies, int) and copies > 0 else COPIES,
+        copies_with_overrides=not follows("no-copies-with-overrides"),
+        output_first=follows("output-first"),
+        **_latent(launch, engine, version, flash),
         op_offload_min_batch=_minimum_batch(launch),
     )
     return settings, devices
@@ -140,6 +151,24 @@ def cache_type(name: str | None) -> str:
     """Return the engine's name of a cache type; default f16."""
     folded = (name or "f16").casefold()
     return CACHE_WORDS.get(folded, folded)
+
+
+def _latent(launch: Launch, engine: str, version: str, flash: str) -> dict[str, Any]:
+    """Return the settings of multi-head latent attention.
+
+    llama.cpp goes by the file. ik_llama.cpp goes by ``-mla``: 0 full heads; 1 keys in latent form; 2 and 3 the same, and
+    prompts are computed on full heads expanded from it, as many at once as ``-amb`` (MiB) allows.
+    """
+    if engine != history.IK:
+        values = history.follows("latent-cache", engine, version) and not history.follows("latent-without-values", engine, version)
+        return {"latent": "file" if history.follows("latent-cache", engine, version) else "off", "latent_values": values}
+    asked = launch.options.get("mla")
+    mode = asked if isinstance(asked, int) else LATENT_BY_DEFAULT if history.follows("flash-by-default", engine, version) else 0
+    cap = launch.options.get("attn-max-batch")
+    return {
+        "latent": "on" if mode > 0 else "off", "latent_expanded": mode > 1 and flash != "off",
+        "scores_cap_bytes": cap * 2**20 if isinstance(cap, int) and cap > 0 else 0,
+    }  # fmt: skip
 
 
 def _spec(device: Device, machine: Machine) -> DeviceSpec:

@@ -12,6 +12,7 @@ from typing import Literal
 CACHE_TYPES: dict[str, tuple[int, int]] = {
     "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18),
     "q4_1": (32, 20), "iq4_nl": (32, 18), "q5_0": (32, 22), "q5_1": (32, 24),
+    "q6_0": (32, 26),  # ik_llama.cpp only
 }  # fmt: skip
 
 #: Device kinds whose buffers are ordinary host memory.
@@ -71,6 +72,13 @@ class Settings:
     n_outputs_per_seq: int = 1  # with "slots": 1 + drafted tokens
     embeddings: bool = False
     pipeline: bool | None = None  # None: as the engine decides
+    copies: int = 4  # of every input under pipeline parallelism: GGML_SCHED_MAX_COPIES of the build
+    copies_with_overrides: bool = False  # pipeline parallelism stays on with placement overrides (older builds)
+    output_first: bool = True  # the output layer is the first unit of n_gpu_layers; in older builds the last
+    latent: Literal["file", "on", "off"] = "file"  # latent attention cache: as the file says, always, never
+    latent_values: bool = False  # the latent cache keeps a row of values, too (builds until January 2026)
+    latent_expanded: bool = False  # prompts are computed on the cache expanded to full heads (-mla 2 and 3)
+    scores_cap_bytes: int = 0  # attention works on as many heads at once as stay under this (-amb); 0 = all
     op_offload_min_batch: int = 32  # GGML_OP_OFFLOAD_MIN_BATCH
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from residency.budget import Remark
 from residency.engines.base import version_in
 
+from . import history
 from .hparams import ENGINE_ARCHITECTURES, derived
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from residency.checkpoint.model import Checkpoint
 
@@ -49,20 +50,25 @@ _NEEDED = ("block_count", "embedding_length")
 TYPE_SINCE = {34: "0.0.3642", 35: "0.0.3642", 39: "0.0.6096", 40: "0.0.7600", 41: "0.0.7600", 42: "0.0.7600"}
 
 
-def refusals(checkpoint: Checkpoint, version: str) -> tuple[Remark, ...]:
-    """Return why the engine would refuse the file; empty when it would not. Depends on the file and version alone."""
+#: Tensor type ids a fork added; their sizes are the gaps between offsets (``ggml.h`` of ik_llama.cpp: IQ3_K 138, IQ3_K_R4 338, ...).
+FORK_TYPES: Mapping[str, range] = {history.IK: range(97, 400)}
+
+
+def refusals(checkpoint: Checkpoint, version: str, engine: str = history.UPSTREAM) -> tuple[Remark, ...]:
+    """Return why the engine would refuse the file; empty when it would not. Depends on the file and engine alone."""
     store = derived(checkpoint)
-    if ("refusals", version) not in store:
-        store["refusals", version] = _refusals(checkpoint, version)
-    found: tuple[Remark, ...] = store["refusals", version]
+    key = ("refusals", engine, version)
+    if key not in store:
+        store[key] = _refusals(checkpoint, version, engine)
+    found: tuple[Remark, ...] = store[key]
     return found
 
 
-def _refusals(checkpoint: Checkpoint, version: str) -> tuple[Remark, ...]:
-    found = [*_architecture(checkpoint, version)]
+def _refusals(checkpoint: Checkpoint, version: str, engine: str) -> tuple[Remark, ...]:
+    found = [*_architecture(checkpoint, version, engine)]
     if not found:
         found += _numbers(checkpoint)
-    found += _types(checkpoint, version)
+    found += _types(checkpoint, version, engine)
     return tuple(found)
 
 
@@ -70,7 +76,7 @@ def _refuse(code: str, message: str) -> Remark:
     return Remark(kind="impossible", code=code, message=message, knob="model.path")
 
 
-def _architecture(checkpoint: Checkpoint, version: str) -> Iterator[Remark]:
+def _architecture(checkpoint: Checkpoint, version: str, engine: str) -> Iterator[Remark]:
     arch = checkpoint.architecture
     if not arch:
         yield _refuse("no-architecture", "the model file has no key general.architecture, so the engine cannot tell what it is")
@@ -81,9 +87,14 @@ def _architecture(checkpoint: Checkpoint, version: str) -> Iterator[Remark]:
         if missing:
             yield _refuse(
                 "unknown-architecture",
-                f"general.architecture is {arch!r}, which llama.cpp {version} does not know, and the file has no {arch}.{missing[0]}",
+                f"general.architecture is {arch!r}, which {engine} {version} does not know, and the file has no {arch}.{missing[0]}",
             )
     else:
+        since = history.ARCHITECTURE_SINCE.get(arch) if engine == history.UPSTREAM else None
+        if since is not None and not version_in(version, since.since, None):
+            build = (since.since or "").removeprefix("0.0.")
+            text = f"the architecture {arch} can be loaded since build {build}; this is {version.removeprefix('0.0.')}"
+            yield _refuse("architecture-too-new", text)
         for key in _NEEDED:
             if checkpoint.hparam(key) is None:
                 yield _refuse("missing-key", f"the model file has no key {arch}.{key}")
@@ -112,21 +123,23 @@ def _whole(value: Any, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
-def _types(checkpoint: Checkpoint, version: str) -> Iterator[Remark]:
+def _types(checkpoint: Checkpoint, version: str, engine: str) -> Iterator[Remark]:
     said: set[int] = set()
     for tensor in checkpoint.tensors:
         if tensor.type_id in said:
             continue
-        since = TYPE_SINCE.get(tensor.type_id)
+        if tensor.type_id in FORK_TYPES.get(engine, ()):
+            continue
+        since = TYPE_SINCE.get(tensor.type_id) if engine == history.UPSTREAM else None
         if not tensor.sized:
             said.add(tensor.type_id)
             yield _refuse(
                 "unknown-tensor-type",
-                f"{tensor.name} has the type {tensor.type_name} (id {tensor.type_id}), which llama.cpp {version} does not have",
+                f"{tensor.name} has the type {tensor.type_name} (id {tensor.type_id}), which {engine} {version} does not have",
             )
         elif since is not None and not version_in(version, since, None):
             said.add(tensor.type_id)
             yield _refuse(
                 "tensor-type-too-new",
-                f"{tensor.name} has the type {tensor.type_name} (id {tensor.type_id}), which llama.cpp {version} does not have yet",
+                f"{tensor.name} has the type {tensor.type_name} (id {tensor.type_id}), which {engine} {version} does not have yet",
             )

@@ -1,17 +1,26 @@
 """llama.cpp versions: build numbers, then dotted versions.
 
 Builds were numbered bNNNN; from autumn 2026 there are dotted versions, of which 0.5.0 is newer than
-every build seen. Wheels that repackage a build call it 0.NNNN. All become one ordered form.
+every build seen. Wheels that repackage a build call it 0.NNNN. All become one ordered form. A day or
+a month ("2025-06") stands for the build of that time, for whoever knows no more.
 """
 
 from __future__ import annotations
 
 import re
 
+from . import history
 
-def normal(version: str) -> str:
+
+def normal(version: str, engine: str = history.UPSTREAM) -> str:
     """Return the ordered form: "b4610", "4610 (6dde1782)" and "0.10434.0" give "0.0.N"; "0.5.0" stays."""
     text = version.strip().casefold()
+    match = re.fullmatch(r"20[2-9]\d-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?", text)
+    if match:
+        try:
+            return f"0.0.{history.build_of(text, engine)}"
+        except ValueError:  # no such day in that month
+            return f"0.0.{history.build_of(text[:7], engine)}"
     match = re.match(r"b?(\d{3,})\b", text) or re.match(r"0\.(\d{4,})(?:\.0)?\b", text)
     if match:
         return f"0.0.{match[1]}"

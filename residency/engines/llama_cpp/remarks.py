@@ -1,0 +1,166 @@
+"""What only the engine's model can see about a launch that is neither refused nor too large: dangers, and settings that do nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from residency.budget import Remark
+from residency.units import size
+from residency.ways import Way
+
+from .context import pad
+from .hparams import hyper_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from residency.budget import Allocation
+    from residency.checkpoint.model import Checkpoint
+    from residency.launch.model import Launch
+    from residency.machine.model import Device, Machine
+
+    from .layout import Layout
+    from .settings import Settings
+
+GIB = 2**30
+#: Flags that stretch the positions a model can take, so that a longer context than it was trained for is meant.
+STRETCHING = ("--rope-scaling", "--rope-scale", "--rope-freq-scale", "--rope-freq-base", "--yarn-orig-ctx", "--override-kv")
+#: Share of the host's memory that is seldom granted as page-locked memory: by system; Windows gives out half.
+PINNED_SHARE = {"windows": 0.5}
+PINNED_SHARE_OTHER = 0.9
+
+
+def remarks(
+    launch: Launch, model: Checkpoint, machine: Machine, settings: Settings, devices: Sequence[Device], layout: Layout,
+    rows: Sequence[Allocation],
+) -> Iterator[Remark]:  # fmt: skip
+    """Yield the remarks on one launch that was laid out."""
+    yield from _no_device(launch, settings)
+    yield from _trained_context(launch, model, layout)
+    yield from _left_on_host(launch, machine, layout, rows, devices)
+    yield from _scores(model, layout)
+    yield from _experts_in_split(settings, layout)
+    yield from _pinned(machine, rows)
+    yield from _locked(launch, machine, layout)
+    yield from _buffer_owner(settings, layout)
+
+
+def _no_device(launch: Launch, settings: Settings) -> Iterator[Remark]:
+    if settings.devices or launch.get("device.kind") == "cpu" or launch.get("device.ids") == []:
+        return
+    ratio = [r for r in launch.get("layers.ratio") or () if r]
+    if len(ratio) > 1:
+        yield Remark(
+            kind="impossible", code="split-without-devices", knob="layers.ratio", value=list(launch.get("layers.ratio") or ()),
+            message=f"the split ratio is for {len(ratio)} devices, and the engine sees none: the whole model would run on the CPU",
+            ways=(Way(knob="device.kind", value="cpu", note="if the CPU is meant"),),
+        )  # fmt: skip
+    elif isinstance(launch.get("layers.on_device"), int) and launch.get("layers.on_device") > 0:
+        text = "layers are to be offloaded, and the engine sees no device to offload them to: everything runs on the CPU"
+        yield Remark(kind="inert", code="no-device", knob="layers.on_device", value=launch.get("layers.on_device"), message=text)
+
+
+def _trained_context(launch: Launch, model: Checkpoint, layout: Layout) -> Iterator[Remark]:
+    trained = model.integer("context_length")
+    each = layout.resolved.n_ctx_seq
+    if not trained or each <= pad(trained, 256) or any(a.split("=")[0] in STRETCHING for a in launch.argv):
+        return
+    text = f"a sequence may grow to {each} tokens and the model was trained for {trained}: beyond that answers degrade, and the memory is paid for"
+    yield Remark(kind="risk", code="context-beyond-training", knob="context.length", value=launch.get("context.length"), message=text)
+
+
+def _left_on_host(
+    launch: Launch, machine: Machine, layout: Layout, rows: Sequence[Allocation], devices: Sequence[Device]
+) -> Iterator[Remark]:
+    """Layers left on the CPU although a device has room for them: a layer count that was meant as "all"."""
+    wanted = launch.get("layers.on_device")
+    host = layout.host
+    if not isinstance(wanted, int) or not wanted or not layout.devices or not host.layers:
+        return
+    used = {d.name for d in devices}
+    pools = {d.pool for d in machine.accelerators if d.name in used} - {machine.host_pool.name}
+    room = 0
+    for name in pools:
+        pool = machine.pool(name)
+        if pool is None or pool.free_bytes is None:
+            return
+        room += max(0, pool.free_bytes - sum(r.at_most_bytes for r in rows if r.pool == name))
+    # What -ngl itself left behind: weights of those layers without experts, which overrides may keep there on purpose.
+    left = host.kv + host.state + (host.weights if not host.experts else 0)
+    if left and room > left + left // 4:
+        kept = f" and {size(host.kv)} of KV cache, page-locked where the driver grants it," if host.kv else ""
+        text = (
+            f"{host.layers} of {len(layout.layer_device) - 1} layers{kept} stay on the host, and {size(room)} would still be free on the device: "
+            f"the count {wanted} is below the model's {len(layout.layer_device)} (blocks and output)"
+        )
+        yield Remark(kind="risk", code="layers-left-on-host", knob="layers.on_device", value=wanted, message=text,
+                     pool=machine.host_pool.name, ways=(Way(knob="layers.on_device", value="all"),))  # fmt: skip
+
+
+def _scores(model: Checkpoint, layout: Layout) -> Iterator[Remark]:
+    """Attention scores without flash attention, on every device that attends."""
+    resolved = layout.resolved
+    hyper = hyper_parameters(model)
+    if resolved.flash or not any(hyper.attends):
+        return
+    scores = max(hyper.heads, default=0) * min(resolved.n_ctx, resolved.n_ubatch) * resolved.n_ctx_seq * 4
+    holding = [d for d in layout.devices if d.compute_likely >= scores > 0]
+    if scores >= GIB and holding:
+        text = (
+            f"without flash attention every device that attends holds {size(scores)} of attention scores (heads x micro-batch x context x 4 bytes), "
+            f"{size(scores * len(holding))} on {len(holding)} in all"
+        )
+        yield Remark(kind="risk", code="attention-scores", knob="context.flash_attention", message=text)
+
+
+def _experts_in_split(settings: Settings, layout: Layout) -> Iterator[Remark]:
+    if settings.split_mode in ("row", "tensor") and len(layout.devices) and layout.host.experts:
+        text = (
+            f"split mode {settings.split_mode} with {size(layout.host.experts)} of experts on the CPU: measured at a seventh of the speed of split mode layer, "
+            f"and crashes were reported"
+        )
+        yield Remark(kind="risk", code="experts-on-host-in-split", knob="layers.split", value=settings.split_mode, message=text,
+                     ways=(Way(knob="layers.split", value="layer"),))  # fmt: skip
+
+
+def _pinned(machine: Machine, rows: Sequence[Allocation]) -> Iterator[Remark]:
+    pinned = sum(r.likely_bytes for r in rows if r.backing == "pinned")
+    total = machine.host_pool.total_bytes
+    system = "windows" if machine.host.wsl else machine.host.system or ""
+    share = PINNED_SHARE.get(system, PINNED_SHARE_OTHER)
+    if total and pinned > total * share:
+        text = (
+            f"{size(pinned)} of weights are to be page-locked and the host has {size(total)}: more than {share:.0%} is seldom granted, "
+            f"and the engine then falls back to pageable memory and copies slowly"
+        )
+        yield Remark(kind="risk", code="pinned-memory", knob="memory.load", message=text, pool=machine.host_pool.name)
+
+
+def _locked(launch: Launch, machine: Machine, layout: Layout) -> Iterator[Remark]:
+    """``mlock`` beyond RLIMIT_MEMLOCK is refused page by page: the engine warns and goes on unlocked."""
+    if launch.get("memory.load") not in ("mlock", "mmap+mlock"):
+        return
+    wanted = layout.host_weights.bytes
+    limit = machine.host.memlock_bytes
+    free = machine.host_pool.free_bytes
+    if not wanted or limit == -1:
+        return
+    if limit is not None and limit >= wanted:
+        return
+    known = f"RLIMIT_MEMLOCK is {size(limit)}" if limit is not None else "RLIMIT_MEMLOCK is unknown here, and must allow it"
+    room = f"; {size(free)} is free" if free is not None else ""
+    text = f"{size(wanted)} of weights in host memory are to be locked, and {known}{room}: what is not locked can be paged out"
+    yield Remark(kind="risk", code="memory-lock-limit", knob="memory.load", value=launch.get("memory.load"), message=text, pool=machine.host_pool.name)
+
+
+def _buffer_owner(settings: Settings, layout: Layout) -> Iterator[Remark]:
+    """Page-locked weights come from the first device that offers such memory, whoever computes with them."""
+    kinds = [d.kind for d in settings.devices]
+    if layout.host_weights.backing != "pinned" or layout.host_weights.bytes < GIB or len(kinds) < 2 or kinds[0] != "vulkan":
+        return
+    text = (
+        f"{size(layout.host_weights.bytes)} of host memory for weights is allocated through {settings.devices[0].name}, the first device, and counts there "
+        f"as shared memory; another device reads it slowly"
+    )
+    yield Remark(kind="risk", code="host-buffer-owner", knob="device.ids", message=text, device=settings.devices[0].name,
+                 ways=(Way(knob="memory.load", value="mmap"),))  # fmt: skip
