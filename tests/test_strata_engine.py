@@ -218,6 +218,16 @@ def test_settings_without_effect(words, said):
     assert refusals(*BASE, *words).get(said) == "warn"
 
 
+def test_knobs_this_engine_has_nothing_for():
+    launch = {"engine": {"name": "strata", "version": "0.1.40"}, "model": {"path": CENSUS}, "context": {"length": 65536, "micro_batch": 512},
+              "experts": {"on_host": 0, "stream": False}, "layers": {"on_device": "all", "ratio": [1.0, 2.0]}, "memory": {"prefault": False}}  # fmt: skip
+    said = {f.knob: f.message for f in validate(launch, machine=TWO, environ={}).findings if f.rule == "settings/inert" and f.outcome == "warn"}
+    assert said == {
+        "context.micro_batch": "This engine has nothing that context.micro_batch would set, so it changes nothing.",
+        "layers.ratio": "This engine has nothing that layers.ratio would set, so it changes nothing.",
+    }
+
+
 def test_a_cpu_is_not_enough():
     machine = {"name": "host only", "pools": [{"name": "host", "total": "64GiB", "free": "60GiB"}]}
     said = refusals(*BASE, machine=machine)

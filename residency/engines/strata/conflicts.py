@@ -38,7 +38,24 @@ def remarks(launch: Launch, machine: Machine, settings: Settings, model: Geometr
         *_split(launch, settings, machine, version),
         *_cache_and_context(launch, machine, settings, model, version),
         *_back_end(launch, machine, settings),
+        *_without_effect(launch),
     )
+
+
+#: Knobs of a launch file this engine has nothing for, with the values that ask for nothing.
+NOTHING_HERE: dict[str, tuple[Any, ...]] = {
+    "context.batch": (), "context.micro_batch": (), "context.flash_attention": ("auto", "on"), "context.full_window": (False,),
+    "context.unified": (), "kv.on_device": (True,), "kv.blocks": (), "kv.block_size": (), "kv.memory": (), "layers.on_device": ("all", "auto"),
+    "layers.ratio": (), "layers.overrides": (), "experts.on_host": (0,), "experts.stream": (False,), "experts.slots": (), "experts.slot_size": (),
+    "memory.prefault": (False,), "memory.pinned": (True,), "model.draft": (), "model.adapters": (),
+}  # fmt: skip
+
+
+def _without_effect(launch: Launch) -> Iterator[Remark]:
+    for knob, asks_nothing in NOTHING_HERE.items():
+        value = launch.get(knob)
+        if value is not None and value not in asks_nothing:
+            yield _remark("inert", "no-such-setting", knob, f"This engine has nothing that {knob} would set, so it changes nothing")
 
 
 def _remark(kind: RemarkKind, code: str, knob: str, message: str, *ways: Way, **more: Any) -> Remark:
