@@ -55,8 +55,9 @@ def check(facts: Facts) -> list[Finding] | Finding:
             exceeded = over(found, facts)
             if exceeded is None or not facts.engine.lacks(STORE, device):
                 continue
-            if facts.engine.has("expert-placement", device) and not facts.machine.is_unified(device):
-                continue  # experts can stay in memory of their own, the host's; memory-budget/pools offers how many
+            placeable = any(way.knob == "experts.on_host" for way in facts.budget.ways)
+            if placeable and not facts.machine.is_unified(device) and not facts.launch.get("experts.stream"):
+                continue  # experts can stay in the host's own memory; memory-budget/pools offers how many
             if found.certain_bytes - towers.certain_bytes > exceeded.have_bytes:
                 continue  # it would not fit without any expert; memory-budget/pools says what is too large
             findings.append(_refusal(found, towers, device, exceeded, facts))
