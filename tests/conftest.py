@@ -30,6 +30,7 @@ def _helper(name: str) -> ModuleType:
 
 _helper("gguf_writer")
 _helper("plugin_writer")
+_helper("llama_cpp_truth")
 
 GEMMA_BYTES = 253_113_024
 

@@ -878,13 +878,15 @@ class Spread(NamedTuple):
 #: By the kind of graph and of placement, from launches of models that no law here was drawn from: all but one in a
 #: hundred lie inside. ``whole``: one split; ``copies``: pipeline parallelism; ``mixed``: parts of a block or blocks elsewhere.
 SPREADS: Mapping[tuple[str, str], Spread] = {
-    ("plain", "whole"): Spread(0.04, 0.06), ("plain", "copies"): Spread(0.05, 0.06), ("plain", "mixed"): Spread(0.15, 0.15),
+    ("plain", "whole"): Spread(0.04, 0.06), ("plain", "copies"): Spread(0.1, 0.06), ("plain", "mixed"): Spread(0.15, 0.15),
     ("recurrent", "whole"): Spread(0.2, 0.15), ("recurrent", "copies"): Spread(0.1, 0.3), ("recurrent", "mixed"): Spread(0.4, 0.4),
     ("streams", "whole"): Spread(0.05, 0.05), ("streams", "copies"): Spread(0.2, 0.05), ("streams", "mixed"): Spread(0.3, 0.5),
     ("sparse", "whole"): Spread(0.3, 0.3), ("sparse", "copies"): Spread(0.3, 0.4), ("sparse", "mixed"): Spread(0.4, 0.5),
 }  # fmt: skip
 #: A graph no table here describes, or a back end whose holds and copies were never measured.
 UNMEASURED = Spread(0.4, 0.5)
+#: The host's buffer, of which only the inputs are computed when no block runs there.
+HOST = Spread(0.4, 1.0)
 #: Whatever the graph: rounding and small inputs.
 STEADY_BYTES = 4 * 2**20
 
@@ -956,6 +958,9 @@ def host_buffer(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, pl
     inputs = state * (copies + 1) + copies * sum(graph.mask_bytes(w) for w in windows)
     if shape.flash and not shape.flash_here and placement.devices:  # attention goes to the host and back
         inputs += 2 * shape.tokens * 4 * max((h * (hyper.head_k + hyper.head_v) for h in hyper.heads), default=0)
+    for block in blocks_of(checkpoint, hyper) if placement.pipeline else ():  # a scan without a kernel runs here
+        if "ssm_a" in block.on_host:
+            inputs += copies * (block.weights["ssm_out"].shape[0] * graph.t4 + hyper.state_s * shape.sequences * 4)
     if (placement.offered and placement.devices) or all(w >= 0 for w in placement.where):
         return inputs
     output = checkpoint.by_name.get("output.weight") or checkpoint.by_name.get("token_embd.weight")

@@ -600,7 +600,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     if peaks:
         peaks[0] += copied
     bands = [compute.Band.around(peak, spread) for peak in peaks]
-    on_host = compute.Band.around(host_peak, compute.UNMEASURED)
+    on_host = compute.Band.around(host_peak, compute.HOST)
     what = f"compute buffer of a {shape.tokens}-token micro-batch"
     if placement.pipeline:
         what += f" with {settings.copies} pipeline copies of its inputs"
