@@ -59,6 +59,7 @@ class Device:
     peers: tuple[str, ...] | None = None  # devices it can reach directly; None = unknown
     tenants: tuple[str, ...] = ()  # other processes that hold its memory, "pid 123 llama-server 1.4 GiB"
     context_bytes: int | None = None  # measured driver context, if known
+    largest_allocation_bytes: int | None = None  # the driver's limit for one allocation (Vulkan: maxMemoryAllocationSize)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

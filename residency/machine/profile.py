@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 KINDS = ("cuda", "rocm", "metal", "vulkan", "sycl", "rpc", "cpu")
 _TOP = ("name", "pools", "devices", "host", "host_pool", "facts", "driver_version", "evidence", "extends", "unknown")
-_SIZES = ("total", "free", "reserved", "ceiling", "context", "memlock", "swap_free", "cgroup_limit")
+_SIZES = ("total", "free", "reserved", "ceiling", "context", "largest_allocation", "memlock", "swap_free", "cgroup_limit")
 _LARGEST_BYTES = 2**60
 
 
@@ -201,7 +201,7 @@ def _extended(document: Mapping[str, Any], read: _Reader, folder: Path | None, s
 
 def _device(read: _Reader, table: Mapping[str, Any], index: int, pools: list[Pool]) -> Device | None:
     at = f"devices[{index}]."
-    legal = ("name", "kind", "pool", "peers", "tenants", "context", "context_bytes", "evidence", *_DEVICE_TEXTS, *_DEVICE_FLAGS)
+    legal = ("name", "kind", "pool", "peers", "tenants", "context", "context_bytes", "largest_allocation", "largest_allocation_bytes", "evidence", *_DEVICE_TEXTS, *_DEVICE_FLAGS)
     read.keys(table, legal, at)
     name, kind, pool = (read.typed(table, key, str, at) for key in ("name", "kind", "pool"))
     if not name or not kind or not pool:
@@ -219,6 +219,7 @@ def _device(read: _Reader, table: Mapping[str, Any], index: int, pools: list[Poo
         peers=tuple(str(p) for p in peers) if peers is not None else None,
         tenants=tuple(str(t) for t in tenants or ()),
         context_bytes=read.size(table, "context", at),
+        largest_allocation_bytes=read.size(table, "largest_allocation", at),
         **{key: read.typed(table, key, str, at) for key in _DEVICE_TEXTS},
         **{key: read.typed(table, key, bool, at) for key in _DEVICE_FLAGS},
     )

@@ -8,6 +8,6 @@ from residency.plugins import hookimpl
 @hookimpl
 def residency_rules() -> list[object]:
     """Return this plugin's rules."""
-    from . import exist
+    from . import exist, largest_allocation
 
-    return [exist.rule]
+    return [exist.rule, largest_allocation.rule]

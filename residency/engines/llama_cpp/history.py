@@ -79,8 +79,13 @@ CHANGES: Mapping[str, Mapping[str, Change]] = {
     },
     # When the buffers with copies do not fit, the engine tries again without.
     "copies-fall-back": {
-        UPSTREAM: Change("0.0.6900", "the second try in the log of https://github.com/LostRuins/koboldcpp/issues/1882"),
+        UPSTREAM: Change("0.0.6850", "https://github.com/ggml-org/llama.cpp/pull/16748"),
         IK: Change("0.0.3956", "https://github.com/ikawrakow/ik_llama.cpp/pull/879"),
+    },
+    # A compute buffer larger than the back end's largest buffer is made of several; before, it is one allocation.
+    "compute-in-chunks": {
+        UPSTREAM: Change("0.0.6570", "https://github.com/ggml-org/llama.cpp/pull/15815"),
+        IK: Change(None, "forked before"),
     },
     # A split over remote devices keeps copies: build 10434 reserves none for them (measured), 0.5.0 does.
     "remote-copies": {

@@ -60,7 +60,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
     rows: list[Allocation] = []
     by_name = {d.name: d for d in devices}  # a launch that is not split uses fewer than it names
     for found in layout.devices:
-        rows += _device_rows(by_name[found.device], found, layout, model)
+        rows += _device_rows(by_name[found.device], found, layout, model, chunks=history.follows("compute-in-chunks", engine, version))
     rows += _runtime_rows(model, settings, layout, by_name)
     rows += _host_rows(layout, host.name)
     more, said = companions(launch, models, machine, settings, devices, layout)
@@ -125,7 +125,7 @@ def _leaves_room(layout: Layout, launch: Launch, settings: Settings, host: Pool)
     )
 
 
-def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Checkpoint) -> list[Allocation]:
+def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Checkpoint, *, chunks: bool) -> list[Allocation]:
     pool = device.pool
     more: dict[str, Any] = {"device": device.name}
     rows = []
@@ -147,10 +147,11 @@ def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Chec
     if found.state:
         rows.append(Allocation.exact(pool, Purpose.STATE, "recurrent state", Phase.CONTEXT, found.state, knob="context.sequences", **more))
     if found.compute_at_most:
+        one: dict[str, Any] = {} if chunks else {"largest_name": "compute buffer", "largest_bytes": found.compute_likely}
         rows.append(
             Allocation(pool=pool, purpose=Purpose.COMPUTE, name=found.compute_what or "compute buffer", phase=Phase.CONTEXT,
                        certain_bytes=found.compute_certain, likely_bytes=found.compute_likely, at_most_bytes=found.compute_at_most,
-                       knob="context.micro_batch", **more)
+                       knob="context.micro_batch", **one, **more)
         )  # fmt: skip
     return rows
 
