@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from residency.engines.llama_cpp import layout
+from residency.engines.llama_cpp import layout, tensor_split
 from residency.engines.llama_cpp.hparams import hyper_parameters
 from residency.engines.llama_cpp.settings import DeviceSpec, Override, Settings, expert_overrides
 
-from llama_cpp_truth import MIB, cards, checkpoint, dense, dense_hparams, made  # isort: skip
+from llama_cpp_truth import DATA, MIB, cards, checkpoint, dense, dense_hparams, made, settings  # isort: skip
 
 TWO = cards("CUDA0", "CUDA1")
 Q8_ROW = 34 / 32
@@ -165,3 +165,34 @@ def test_two_cards_hold_four_copies_of_the_inputs_and_an_override_ends_that():
     other = layout.lay_out(model(), Settings(devices=TWO, tensor_split=(1.0, 1.0), n_ctx=8192, overrides=override))
     mask = 8192 * 512 * 2
     assert plain.devices[0].compute_likely - other.devices[0].compute_likely >= 3 * mask - MIB
+
+
+def test_split_mode_tensor_cuts_heads_and_columns_and_keeps_the_rest_whole():
+    """What the engine reports for its one virtual device, then half of it each; norms twice."""
+    (case,) = [c for c in DATA["cases"] if "Meta()" in c["buffers"]]
+    model, context, compute = case["buffers"]["Meta()"]
+    first, second = layout.lay_out(checkpoint(case["model"]), settings(case["settings"])).devices
+    assert first.kv == second.kv == context // 2
+    norms = 65 * 4096 * 4  # 32 blocks with two each, and the last one
+    assert first.weights + second.weights == model + norms
+    assert first.compute_likely == second.compute_likely == compute
+
+
+@pytest.mark.parametrize(
+    ("size", "grain", "shares", "turn", "expected"),
+    [
+        (1024, 128, (0.0, 0.0), 0, [512, 512]),
+        (1024, 128, (3.0, 1.0), 0, [768, 256]),
+        (1000, 128, (1.0, 1.0), 0, [384, 616]),  # 500, rounded down to a multiple of 128
+        (1000, 128, (1.0, 1.0), 1, [616, 384]),  # the next layer rounds the other way
+        (100, 128, (1.0, 1.0), 0, [0, 100]),
+    ],
+)  # fmt: skip
+def test_cuts_are_rounded_down_to_the_grain(size, grain, shares, turn, expected):
+    assert tensor_split.cut(size, grain, shares, turn) == expected
+
+
+def test_split_mode_tensor_of_an_architecture_without_it():
+    mamba = checkpoint("arch-mamba2-dense")
+    found = layout.lay_out(mamba, Settings(devices=TWO, split_mode="tensor"))
+    assert "tensor-split-architecture" in [r.code for r in found.remarks]

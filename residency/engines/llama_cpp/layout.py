@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from residency.budget import Remark, Unknown
 from residency.checkpoint.model import Role
 from residency.ways import Way
 
-from . import compute, latent
+from . import compute, latent, tensor_split
 from . import context as contexts
 from .hparams import (
     ENGINE_ARCHITECTURES,
@@ -524,8 +524,61 @@ def _copied_bytes(checkpoint: Checkpoint, hyper: HyperParameters, moved: Mapping
     return sum(row.nbytes for row in _table(checkpoint, hyper).rows if row.name in names) if names else 0
 
 
+def _shared(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -> Layout:
+    """Lay out ``--split-mode tensor``: as on one device, then every layer cut between the cards."""
+    devices = settings.devices
+    alone = replace(settings, split_mode="none", main_gpu=0, tensor_split=(), pipeline=False)
+    one = lay_out(checkpoint, alone, host_free=host_free)
+    hyper = latent.adapted(checkpoint, settings)
+    (whole,) = one.devices
+    table = _table(checkpoint, hyper)
+    shares = list(settings.tensor_split[: len(devices)]) + [0.0] * (len(devices) - len(settings.tensor_split))
+    sizes = {key: checkpoint.integer(key) for key in ("ssm.state_size", "ssm.group_count", "ssm.time_step_rank")}
+    splitter = tensor_split.Splitter(hyper, shares, {r.name: r.type_name for r in table.rows}, sizes)
+    rules = BUFFER_RULES.get(devices[0].kind, BUFFER_RULES["cpu"])
+    _, _, host_rows, _ = _place(checkpoint, hyper, alone, devices[:1], one.layer_device, [])
+    gone = {(r.name, r.place) for r in host_rows}
+    last = hyper.layers_all if settings.load_mtp else hyper.layers
+    weights, experts = [0] * len(devices), [0] * len(devices)
+    for row in table.rows:
+        if (row.name, row.place) in gone or row.place == SKIPPED or last <= row.place < hyper.layers_all:
+            continue
+        tensor = checkpoint.by_name[row.name]
+        if row.place >= 0 and tensor.layer is not None:
+            parts = splitter.tensor(row.place, row.name.split(".", 2)[-1], tensor.shape)
+        elif row.name == "output.weight" and len(tensor.shape) > 1:
+            parts = splitter.output(tensor.shape[1])
+        else:
+            parts = [1.0] * len(devices)
+        for j, part in enumerate(parts):
+            size = row._replace(nbytes=round(row.nbytes * part)).size(rules) if part else 0
+            (experts if row.expert else weights)[j] += size
+    kv, state = [0.0] * len(devices), [0.0] * len(devices)
+    rollback = settings.n_rs_seq if hyper.architecture in ROLLBACK else 0
+    caches = contexts.layer_caches(
+        hyper, one.resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row, latent_values=settings.latent_values
+    )
+    for i, cache in enumerate(caches):
+        if one.layer_device[i] < 0 or not settings.kv_offload:
+            continue
+        for j, part in enumerate(splitter.cache(i) if cache.kv else ()):
+            kv[j] += cache.kv * part
+        for j, part in enumerate(splitter.state(i) if cache.state else ()):
+            state[j] += cache.state * part
+    found = tuple(
+        replace(
+            whole, device=d.name, weights=weights[j], experts=experts[j], kv=round(kv[j]), state=round(state[j]),
+            compute_certain=whole.compute_certain // 2, compute_what=f"{whole.compute_what}, whole on every card",
+        )
+        for j, d in enumerate(devices)
+    )  # fmt: skip
+    return replace(one, devices=found, remarks=(*(r for r in refusals(hyper, settings) if r not in one.remarks), *one.remarks))
+
+
 def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None = None) -> Layout:
     """Lay one launch out. Pure; bytes are exact for weights and caches, a band for compute buffers."""
+    if settings.split_mode == "tensor" and len(settings.devices) > 1:
+        return _shared(checkpoint, settings, host_free)
     hyper = latent.adapted(checkpoint, settings)
     remarks: list[Remark] = [*latent.refusals(checkpoint, settings)]
     unknowns: list[Unknown] = []
