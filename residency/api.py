@@ -32,6 +32,17 @@ if TYPE_CHECKING:
     PolicySource = str | os.PathLike[str] | Policy | Mapping[str, Any] | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What stands beside a source: the arguments of :func:`validate`."""
+
+    engine: str | None = None
+    machine: MachineSource = None
+    policy: PolicySource = None
+    environ: Mapping[str, str] | None = None
+    overrides: Sequence[str] = ()
+
+
 def validate(
     source: Source,
     *,
@@ -58,8 +69,9 @@ def validate(
     Raises:
         InputError: the source, a model file, the profile or the policy cannot be read.
     """
-    return judge(prepare(source, engine=engine, machine=machine, policy=policy, environ=environ, overrides=overrides),
-                 today=today, started=time.perf_counter())  # fmt: skip
+    inputs = Inputs(engine=engine, machine=machine, policy=policy, environ=environ, overrides=overrides)
+    started = time.perf_counter()
+    return judge(prepare(source, inputs), today=today, started=started)
 
 
 def guard(source: Source, **more: Any) -> Report:
@@ -79,51 +91,36 @@ class Prepared:
     most_at_once: int = 1  # any that many of all the cases run at the same time
 
 
-def prepare_all(source: Source, **more: Any) -> Prepared:
-    """Read a source that may hold several launches (a preset file, say). See :func:`validate` for the arguments."""
+def prepare_all(source: Source, inputs: Inputs) -> Prepared:
+    """Read a source that may hold several launches (a preset file, say)."""
     from residency.sources import reader_for
 
     if isinstance(source, (str, os.PathLike)):
         reader = reader_for(os.fspath(source))
         if reader is not None:
-            return _collection(os.fspath(source), reader, **more)
-    return Prepared(cases=(prepare(source, **more),))
+            return _collection(os.fspath(source), reader, inputs)
+    return Prepared(cases=(prepare(source, inputs),))
 
 
-def _collection(
-    path: str,
-    reader: Reader,
-    *,
-    engine: str | None = None,
-    machine: MachineSource = None,
-    policy: PolicySource = None,
-    environ: Mapping[str, str] | None = None,
-    overrides: Sequence[str] = (),
-) -> Prepared:
+def _collection(path: str, reader: Reader, inputs: Inputs) -> Prepared:
     from residency.policy import resolve_policy
     from residency.sources import placed, placed_error
 
-    environ = os.environ if environ is None else environ
-    resolved_policy = resolve_policy(policy)
-    plugins = load_plugins(resolved_policy.plugins)
+    environ = os.environ if inputs.environ is None else inputs.environ
+    policy = resolve_policy(inputs.policy)
+    plugins = load_plugins(policy.plugins)
     found = reader(path, known=lambda program: engine_of_program(program, plugins) is not None, environ=environ)
     cases: list[Case] = []
     problems: list[Problem] = []
-    resolved_machine = resolve_machine(machine) if machine is not None else None
+    machine = resolve_machine(inputs.machine)
     for command in found.commands:
         try:
             effective = {**(environ if command.inherits else {}), **command.environ}
             argv = list(command.argv)
-            launch, its_engine = read_launch(argv, engine=engine or command.engine, environ=effective, plugins=plugins, overrides=overrides)
+            launch, engine = read_launch(argv, engine=inputs.engine or command.engine, environ=effective, plugins=plugins, overrides=inputs.overrides)
             launch = placed(_mounted(launch, command), command)
-            if resolved_machine is None:
-                resolved_machine = resolve_machine(None)
-            cases.append(
-                Case(
-                    launch=launch, models=read_models(launch), machine=_limited(resolved_machine, command),
-                    engine=its_engine, policy=resolved_policy, plugins=plugins,
-                )
-            )  # fmt: skip
+            models = read_models(launch)
+            cases.append(Case(launch=launch, models=models, machine=_limited(machine, command), engine=engine, policy=policy, plugins=plugins))
         except InputError as error:
             problems.extend(placed_error(error, command).problems)
     if problems:
@@ -162,25 +159,17 @@ def _limited(machine: Machine, command: Command) -> Machine:
     return machine
 
 
-def prepare(
-    source: Source,
-    *,
-    engine: str | None = None,
-    machine: MachineSource = None,
-    policy: PolicySource = None,
-    environ: Mapping[str, str] | None = None,
-    overrides: Sequence[str] = (),
-) -> Case:
-    """Read everything a judgement needs and return it as one value. See :func:`validate`."""
+def prepare(source: Source, inputs: Inputs) -> Case:
+    """Read everything a judgement needs and return it as one value."""
     from residency.policy import resolve_policy
 
-    environ = os.environ if environ is None else environ
-    resolved_policy = resolve_policy(policy)
-    plugins = load_plugins(resolved_policy.plugins)
-    launch, found = read_launch(source, engine=engine, environ=environ, plugins=plugins, overrides=overrides)
+    environ = os.environ if inputs.environ is None else inputs.environ
+    policy = resolve_policy(inputs.policy)
+    plugins = load_plugins(policy.plugins)
+    launch, engine = read_launch(source, engine=inputs.engine, environ=environ, plugins=plugins, overrides=inputs.overrides)
     problems: list[Problem] = []
     try:
-        resolved_machine = resolve_machine(machine if machine is not None else launch.get("machine.profile"))
+        machine = resolve_machine(inputs.machine if inputs.machine is not None else launch.get("machine.profile"))
     except InputError as error:  # reported with what is wrong with the model files, in one run
         problems.extend(error.problems)
     try:
@@ -189,9 +178,7 @@ def prepare(
         problems.extend(error.problems)
     if problems:
         raise InputError(problems)
-    return Case(
-        launch=launch, models=models, machine=resolved_machine, engine=found, policy=resolved_policy, plugins=plugins
-    )
+    return Case(launch=launch, models=models, machine=machine, engine=engine, policy=policy, plugins=plugins)
 
 
 def read_launch(

@@ -14,6 +14,7 @@ from residency.exits import Exit
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from residency.api import Inputs
     from residency.errors import Problem
     from residency.judge import Case
     from residency.report.model import Report
@@ -194,6 +195,18 @@ def _sources(options: argparse.Namespace) -> list[Any]:
     return list(options.launch)
 
 
+def _inputs(options: argparse.Namespace) -> Inputs:
+    """Return what the options and the RESIDENCY_* variables of the command line say beside the source."""
+    from residency.api import Inputs
+
+    return Inputs(
+        engine=options.engine,
+        machine=options.machine or os.environ.get("RESIDENCY_MACHINE") or None,
+        policy=options.policy or os.environ.get("RESIDENCY_POLICY") or None,
+        overrides=options.overrides,
+    )
+
+
 def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> list[Report]:
     import time
 
@@ -201,15 +214,14 @@ def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> list[Repor
     from residency.judge import judge
     from residency.together import judge_together
 
-    machine = options.machine or os.environ.get("RESIDENCY_MACHINE") or None
-    policy = options.policy or os.environ.get("RESIDENCY_POLICY") or None
+    inputs = _inputs(options)
     reports: list[Report] = []
     problems: list[Problem] = []
     cases: list[Case] = []
     for source in _sources(options):
         started = time.perf_counter()
         try:
-            prepared = prepare_all(source, engine=options.engine, machine=machine, policy=policy, overrides=options.overrides)
+            prepared = prepare_all(source, inputs)
         except InputError as error:
             problems.extend(error.problems)
             continue
@@ -262,12 +274,11 @@ def _fit(options: argparse.Namespace) -> int:
     from residency.report.text import show_value
     from residency.text import clean
 
-    machine = options.machine or os.environ.get("RESIDENCY_MACHINE") or None
-    policy = options.policy or os.environ.get("RESIDENCY_POLICY") or None
+    inputs = _inputs(options)
     code = Exit.ALLOWED
     documents = []
     for source in _sources(options):
-        fixes = nearest(prepare(source, engine=options.engine, machine=machine, policy=policy, overrides=options.overrides))
+        fixes = nearest(prepare(source, inputs))
         if not fixes:
             code = Exit.VETOED
         if options.format == "json":
@@ -297,6 +308,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     import json
     import time
+    from dataclasses import replace
 
     from residency.api import prepare
     from residency.hooks.run import find_program, judge_until, start
@@ -312,13 +324,12 @@ def _run(options: argparse.Namespace) -> int:
     if not 0 <= options.wait_for_memory <= 86400:
         raise InputError("--wait-for-memory takes 0 to 86400 seconds")
     environ = dict(os.environ)
-    machine = options.machine or environ.get("RESIDENCY_MACHINE") or None
-    policy = options.policy or environ.get("RESIDENCY_POLICY") or None
+    inputs = _inputs(options)
     path = find_program(argv, environ)
 
     def look() -> Report:
         started = time.perf_counter()
-        return judge(prepare(argv, engine=options.engine, machine=machine, policy=policy, environ=environ), started=started)
+        return judge(prepare(argv, replace(inputs, environ=environ)), started=started)
 
     report = judge_until(look, options.wait_for_memory)
     if options.json:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from residency.api import prepare_all
+from residency.api import Inputs, prepare_all
 from residency.cli import main
 from residency.errors import InputError
 from residency.sources import reader_for
@@ -144,4 +144,4 @@ def test_aliases_that_double_at_every_level_do_not_hang(tmp_path):
     path = tmp_path / "bomb.yaml"
     path.write_text("a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)))
     with pytest.raises(InputError, match="too many nodes"):
-        prepare_all(str(path), machine="rtx-3090")
+        prepare_all(str(path), Inputs(machine="rtx-3090"))

@@ -251,12 +251,12 @@ CONFIG = {
 
 
 def config_report(tmp_path, **changes):
-    from residency.api import prepare_all
+    from residency.api import Inputs, prepare_all
     from residency.judge import judge
 
     path = tmp_path / "strata-swift.json"
     path.write_text(json.dumps({**CONFIG, **changes}, indent=1))
-    prepared = prepare_all(str(path), engine="strata@0.1.35", machine="2x-rtx-2080-ti-22gb", environ={})
+    prepared = prepare_all(str(path), Inputs(engine="strata@0.1.35", machine="2x-rtx-2080-ti-22gb", environ={}))
     return judge(prepared.cases[0])
 
 
@@ -290,12 +290,12 @@ def test_a_wrong_configuration_is_reported_with_its_place(tmp_path, changes, sai
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 5000, '{"args": [1]}', "nan", '{"a": 1' + " " * 9])
 def test_what_is_no_configuration_is_refused(tmp_path, text):
-    from residency.api import prepare_all
+    from residency.api import Inputs, prepare_all
 
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(InputError):
-        prepare_all(str(path), machine="2x-rtx-2080-ti-22gb", environ={})
+        prepare_all(str(path), Inputs(machine="2x-rtx-2080-ti-22gb", environ={}))
 
 
 # Anything may be typed

@@ -19,7 +19,7 @@ from residency.budget import Purpose
 from residency.rules import Finding, Rule
 from residency.units import size
 
-from .limits import filled, held, over, shared_by
+from .limits import answered, filled, held, over, shared_by
 
 if TYPE_CHECKING:
     from residency.rules import Facts
@@ -67,9 +67,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
                     pool=found.pool.name, need_bytes=found.likely_bytes - twice + most, have_bytes=found.pool.total_bytes, knob=knob,
                 )
             )
-    if findings:
-        return findings
-    return rule.approve("every byte once") if shared else rule.not_applicable("no pool is shared by host and device")
+    return answered(rule, findings, shared=shared, well="every byte once")
 
 
 def exceeded_room(total_bytes: int | None) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from residency.rules import Finding, Rule
 from residency.units import size
 
-from .limits import filled, over, shared_by
+from .limits import answered, filled, over, shared_by
 
 if TYPE_CHECKING:
     from residency.rules import Facts
@@ -65,6 +65,4 @@ def check(facts: Facts) -> list[Finding] | Finding:
                 pool=pool.name, need_bytes=exceeded.need_bytes, have_bytes=exceeded.have_bytes, ways=facts.budget.ways,
             )
         )
-    if findings:
-        return findings
-    return rule.approve("fits what is free") if shared else rule.not_applicable("no pool is shared by host and device")
+    return answered(rule, findings, shared=shared, well="fits what is free")

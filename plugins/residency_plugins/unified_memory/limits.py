@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from residency.budget import Allocation, PoolSum
     from residency.machine.model import Device
-    from residency.rules import Facts
+    from residency.rules import Facts, Finding, Rule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +47,13 @@ def shared_by(found: PoolSum, facts: Facts) -> Device | None:
     if found.pool.name != facts.machine.host_pool.name:
         return None
     return next((d for d in facts.machine.accelerators if d.pool == found.pool.name), None)
+
+
+def answered(rule: Rule, findings: list[Finding], *, shared: bool, well: str) -> list[Finding] | Finding:
+    """Return the findings, or an approval when a pool is shared by host and device, or "not applicable"."""
+    if findings:
+        return findings
+    return rule.approve(well) if shared else rule.not_applicable("no pool is shared by host and device")
 
 
 def held(rows: tuple[Allocation, ...] | list[Allocation]) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import version_in
-from residency.errors import InputError, Problem
+from residency.engines.reading import Reading
+from residency.errors import InputError
 from residency.launch.knobs import KNOB_TYPES, Knobs
 from residency.launch.model import Launch
 from residency.text import clean
@@ -42,25 +43,18 @@ def flag_names(fork: str) -> dict[str, tuple[tuple[Flag, bool], ...]]:
     return {name: tuple(flags) for name, flags in found.items()}
 
 
-@dataclass
-class _Reading:
-    """State of one reading: values by target, their places, and every problem."""
+@dataclass(kw_only=True)
+class _Reading(Reading):
+    """A reading of one program of one fork."""
 
-    version: str
     program: str
     fork: str
-    values: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, Where] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
 
-    def complain(self, message: str, where: Where, hint: str | None = None) -> None:
-        self.problems.append(Problem(message=message, where=where, hint=hint))
-
-    def put(self, flag: Flag, value: Any, where: Where) -> None:
+    def take(self, flag: Flag, value: Any, where: Where) -> None:
+        """Set a flag's value; overrides and lists append."""
         if flag.kind in ("overrides", "list") and isinstance(value, list):
             value = [*self.values.get(flag.target, []), *value]
-        self.values[flag.target] = value
-        self.places[flag.target] = where
+        self.put(flag.target, value, where)
 
 
 def convert(flag: Flag, text: str) -> Any:
@@ -162,15 +156,15 @@ def _environment(reading: _Reading, environ: Mapping[str, str]) -> None:
         text, where = environ[variable], Where(source="env", variable=variable)
         try:
             if negative:  # set to anything means false
-                reading.put(flag, False, where)
+                reading.take(flag, False, where)
             elif flag.kind in ("flag", "switch"):
                 word = text.casefold()
                 if word not in TRUE and word not in FALSE:
                     raise ValueError(f"expects on or off, not {clean(text)!r}")
                 if word in TRUE or flag.kind == "switch":
-                    reading.put(flag, word in TRUE, where)
+                    reading.take(flag, word in TRUE, where)
             else:
-                reading.put(flag, convert(flag, text), where)
+                reading.take(flag, convert(flag, text), where)
         except ValueError as error:
             reading.complain(f"{variable} {error}", where)
 
@@ -225,13 +219,13 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
     if flag.kind in ("flag", "switch"):
         if inline is not None:
             reading.complain(f"{name} takes no value", where)
-        reading.put(flag, not negative, where)
+        reading.take(flag, not negative, where)
         return index + 1
     if inline is None:
         following = argv[index + 1] if index + 1 < len(argv) else None
         if flag.kind == "onoff" and (following is None or following.casefold() not in (*TRUE, *FALSE, "auto", "-1")):
             # Versions before the three-way flag took no value; the newer ones read a missing one as "on".
-            reading.put(flag, "on", where)
+            reading.take(flag, "on", where)
             return index + 1
         if following is None:
             reading.complain(f"{name} needs a value", where)
@@ -242,7 +236,7 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
     if flag.programs and reading.program not in flag.programs:
         reading.complain(f"{name} is not a flag of {reading.program}; it belongs to {', '.join(flag.programs)}", where)
     try:
-        reading.put(flag, convert(flag, inline), where)
+        reading.take(flag, convert(flag, inline), where)
     except ValueError as error:
         reading.complain(f"{name} {error}", where)
     return index + step

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import version_in
-from residency.errors import InputError, Problem
+from residency.engines.reading import Reading
+from residency.errors import InputError
 from residency.launch.knobs import Knobs
 from residency.launch.model import Launch
 from residency.launch.sizes import LARGEST
@@ -33,20 +34,9 @@ ONLY_SETUP = frozenset({*SETUP, *SETUP_NAMES} - set(ENGINE_NAMES))
 _VISION_WORDS = ("yes", "no", "none", "gpu", "cpu")
 
 
-@dataclass
-class _Reading:
-    version: str
-    setup: bool
-    values: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, Where] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    def complain(self, message: str, where: Where, hint: str | None = None) -> None:
-        self.problems.append(Problem(message=message, where=where, hint=hint))
-
-    def put(self, target: str, value: Any, where: Where) -> None:
-        self.values[target] = value
-        self.places[target] = where
+@dataclass(kw_only=True)
+class _Reading(Reading):
+    setup: bool  # the command line is that of setup, not of the engine
 
 
 def _whole(text: str, flag: Flag) -> int:

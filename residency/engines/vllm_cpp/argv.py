@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import version_in
-from residency.errors import InputError, Problem
+from residency.engines.reading import Reading
+from residency.errors import InputError
 from residency.launch.knobs import Knobs
 from residency.launch.model import Launch
 from residency.text import clean
@@ -37,20 +38,9 @@ _ONCE = ("option:enable-prefix-caching",)
 _PREFIXES = ("VT_", "VLLM_CPP_")
 
 
-@dataclass
-class _Reading:
-    version: str
+@dataclass(kw_only=True)
+class _Reading(Reading):
     program: str
-    values: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, Where] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    def complain(self, message: str, where: Where, hint: str | None = None) -> None:
-        self.problems.append(Problem(message=message, where=where, hint=hint))
-
-    def put(self, target: str, value: Any, where: Where) -> None:
-        self.values[target] = value
-        self.places[target] = where
 
 
 def convert(flag: Flag, text: str) -> Any:
