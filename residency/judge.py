@@ -52,9 +52,10 @@ class Case:
     @property
     def view(self) -> EngineView:
         """The engine as rules see it."""
+        ordered = getattr(self.engine, "ordered_version", None)
         return EngineView(
             label=f"{self.engine.name} {self.version}",
-            version=self.version,
+            version=ordered(self.version) if ordered is not None else self.version,
             version_given=self.launch.version is not None,
             capabilities=self.engine.capabilities,
         )

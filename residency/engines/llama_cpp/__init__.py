@@ -67,6 +67,12 @@ class LlamaCpp:
 
         return option_problem(name, value, version=normal(version, self.name), fork=self.name)
 
+    def ordered_version(self, version: str) -> str:
+        """Return a version in the form :func:`residency.engines.base.version_in` can compare."""
+        from .version import normal
+
+        return normal(version, self.name)
+
     def plan(self, launch: Launch, models: Models, machine: Machine, *, version: str) -> Budget:
         """Lay a launch out. See :class:`residency.engines.base.Engine`."""
         from .plan import plan

@@ -140,6 +140,9 @@ class Shape:
     flash_here: bool  # ... and the device has the kernel
     type_k: str
     type_v: str
+    half_mask: bool = True  # the mask arrives in half precision
+    rotated: bool = True  # a quantised cache is rotated
+    sum_apart: bool = False  # the sum over the experts takes one more tensor of their size
     scores_cap: int = 0  # bytes of attention scores held at once (-amb of ik_llama.cpp); 0 = all heads
 
 
@@ -154,6 +157,8 @@ class Graph:
         self.masks: dict[bool | None, int] = {}  # by window; None is an indexer's own
         self.foreign: frozenset[str] | None = frozenset()  # weights of the current block in host memory; None = all
         self.cache_foreign = False
+        self.converts = shape.flash and not shape.half_mask  # the mask arrives as float32 and is converted here
+        self.elsewhere = False  # the current block's experts are computed on another device
         self.indices = -1  # positions and cache rows, until the last attention
         self.chosen = -1  # rows of the result, until they are picked
         self.wide = max(hyper.hyper_streams, 1)  # residual streams side by side
@@ -162,6 +167,7 @@ class Graph:
         self.ahead: bool | None = None  # the next block attends through this mask, in the split this block's last copy begins
         self.spin = -1  # the values' rotation, until the last attention's result is turned back
         self.small = 0  # bytes of the indices
+        self.positions = False  # the indices are still to be copied, in the split of the first rotation
         self.last = False  # the current block is the trunk's last
         self.final = False  # the current block is the last one that attends
         self.t4 = shape.tokens * 4
@@ -188,12 +194,27 @@ class Graph:
             self.mask(self.ahead)
         if copied and self.last and name == "attn_output" and self.chosen < 0:
             self.chosen = self.tape.op(4 * self.shape.rows)
+        scaled, biased = name in block.scales, name in block.biases
+        turns = self.positions and name in ("attn_q", "attn_qkv") and "attn_q_norm" not in block.weights
+        if turns and not scaled and not biased:
+            self.place_positions()
         result = self.tape.op(size, *copied, source)
-        if name in block.scales:
-            result = self.tape.same(size, result, *self.small_copy(name, 4))
-        if name in block.biases:
-            result = self.tape.same(size, result, *self.small_copy(name, block.weights[name].out * 4))
+        if scaled:
+            small = self.small_copy(name, 4)
+            if turns and not biased:
+                self.place_positions()
+            result = self.tape.same(size, result, *small)
+        if biased:
+            small = self.small_copy(name, block.weights[name].out * 4)
+            if turns:
+                self.place_positions()
+            result = self.tape.same(size, result, *small)
         return result
+
+    def place_positions(self) -> None:
+        """Copy the positions into the split that rotates first."""
+        self.positions = False
+        self.indices = self.tape.op(self.t4)
 
     def norm(self, block: Block, name: str, source: int, size: int) -> int:
         """A norm over ``source``: one tensor, its weight and bias applied in place."""
@@ -201,7 +222,10 @@ class Graph:
         biased = name in block.biases
         first = tape.op(size, source) if biased or self.layer_norm else tape.same(size, source)
         if name in block.weights:
-            first = tape.same(size, first, *self.copy(block, name))
+            copied = self.copy(block, name)
+            if self.positions and name == "attn_q_norm":
+                self.place_positions()
+            first = tape.same(size, first, *copied)
         if biased:
             first = tape.same(size, first)
         return first
@@ -210,8 +234,18 @@ class Graph:
         """The attention mask on the device, copied at first use."""
         found = self.masks.get(windowed)
         if found is None:
-            found = self.masks[windowed] = self.tape.op(self.mask_bytes(windowed))
+            found = self.masks[windowed] = self.halved(windowed, self.tape.op(self.mask_input_bytes(windowed)))
         return found
+
+    def halved(self, windowed: bool, source: int) -> int:
+        """The mask as attention reads it, from the one that arrived."""
+        if not self.converts:
+            return source
+        return self.tape.op(self.mask_bytes(windowed), source)
+
+    def mask_input_bytes(self, windowed: bool) -> int:
+        """Bytes of one mask as it arrives."""
+        return self.mask_bytes(windowed) * (2 if self.converts else 1)
 
     def mask_bytes(self, windowed: bool) -> int:
         """Bytes of one mask: float16 with flash attention, float32 without."""
@@ -335,7 +369,7 @@ class Graph:
     def rotates(self, block: Block) -> int:
         """Bits: keys (1) and values (2) of a quantised cache are rotated first (``src/llama-kv-cache.cpp``)."""
         s = self.shape
-        if self.hyper.memory == "none":
+        if self.hyper.memory == "none" or not s.rotated:
             return 0
         bits = 1 if CACHE_TYPES[s.type_k][0] > 1 and block.head_k % 64 == 0 else 0
         if not self.hyper.mla and CACHE_TYPES[s.type_v][0] > 1 and block.head_v % 64 == 0:
@@ -499,8 +533,17 @@ class Graph:
         tape.hold(logits, probs, *extra, order, weights)
         return order, scaled
 
-    def experts(self, block: Block, n: int, order: int, weights: int, *, suffix: str = "_exps") -> int:
-        """The chosen experts and their weighted sum."""
+    def visiting(self, block: Block, size: int) -> int:
+        """The experts of a block of another device; what they need is copied behind their first weight."""
+        first = next((n for n in ("ffn_gate_up_exps", "ffn_gate_exps", "ffn_up_exps") if n in block.weights), "")
+        copied = self.copy(block, first)
+        n = self.tape.op(size)
+        order = self.tape.op(block.weights["ffn_gate_inp"].out * self.t4)
+        weights = self.tape.op(block.experts_used * self.t4)
+        return self.experts(block, n, order, weights, first=copied)
+
+    def experts(self, block: Block, n: int, order: int, weights: int, *, suffix: str = "_exps", first: tuple[int, ...] = ()) -> int:
+        """The chosen experts and their weighted sum. ``first`` is a copy of the first weight that is there already."""
         tape, t4, w = self.tape, self.t4, block.weights
         used = max(block.experts_used, 1)
         down = w["ffn_down" + suffix]
@@ -511,14 +554,14 @@ class Graph:
             whole = self.hyper.embedding * used * t4
             x = tape.same(whole, tape.op(whole, x), weights)
         if "ffn_gate_up" + suffix in w:
-            both = tape.op(2 * inner, *self.copy(block, "ffn_gate_up" + suffix), x, chosen)
+            both = tape.op(2 * inner, *(first or self.copy(block, "ffn_gate_up" + suffix)), x, chosen)
             cur = tape.op(inner, tape.view(both), tape.view(both))
         elif "ffn_gate" + suffix in w:
-            a = tape.op(inner, *self.copy(block, "ffn_gate" + suffix), x, chosen)
+            a = tape.op(inner, *(first or self.copy(block, "ffn_gate" + suffix)), x, chosen)
             b = tape.op(inner, *self.copy(block, "ffn_up" + suffix), x, chosen)
             cur = tape.op(inner, a, b)
         else:
-            cur = tape.op(inner, *self.copy(block, "ffn_up" + suffix), x, chosen)
+            cur = tape.op(inner, *(first or self.copy(block, "ffn_up" + suffix)), x, chosen)
             cur = tape.same(inner, cur)
         size = down.shape[1] * used * t4
         copied = self.copy(block, "ffn_down" + suffix)
@@ -530,6 +573,8 @@ class Graph:
         if "ffn_down" + suffix in block.scales:
             scaled = tape.op(size, cur) if fused else tape.same(size, cur)
         whole = tape.same(size, scaled, weights) if scaled != cur or not fused else tape.op(size, cur, weights)
+        if self.shape.sum_apart:
+            whole = tape.op(size, whole, cur)
         one = down.shape[1] * t4
         views = [tape.view(whole) for _ in range(used)]
         total = tape.op(one, *views[:2])
@@ -545,8 +590,8 @@ class Graph:
         if "ffn_gate_inp" not in w or not block.experts_used:
             return self.dense(block, n) if "ffn_down" in w else n
         order, weights = self.route(block, n)
-        cur = self.experts(block, n, order, weights)
         size = self.hyper.embedding * t4
+        cur = tape.op(size, n, order, weights) if self.elsewhere else self.experts(block, n, order, weights)
         if "ffn_down_shexp" in w:
             shared = self.dense(block, n, "ffn_up_shexp", "ffn_gate_shexp", "ffn_down_shexp")
             if "ffn_gate_inp_shexp" in w:
@@ -627,7 +672,10 @@ class Graph:
         tape, w = self.tape, block.weights
         size = self.hyper.embedding * self.t4
         if block.attends and self.indices < 0 and self.small and not self.final:
-            self.indices = tape.op(self.small)  # a split copies its inputs when it begins
+            if self.foreign is None:
+                self.positions = self.hyper.architecture not in NO_ROPE  # copied with the weight that is last before the rotation
+            else:
+                self.indices = tape.op(self.small)  # a split copies its inputs when it begins
         if block.attends and not self.cache_foreign and self.foreign is not None and (self.shape.flash_here or not self.shape.flash):
             self.mask(block.windowed)
         if self.wide > 1:
@@ -910,6 +958,11 @@ class Band:
         )  # fmt: skip
 
 
+def plain(hyper: HyperParameters) -> bool:
+    """Whether the graph is attention and feed-forward only: those have changed least between builds."""
+    return hyper.memory not in SPARSE and hyper.hyper_streams <= 1 and not any(hyper.recurrent)
+
+
 def spread_of(hyper: HyperParameters, placement: Placement) -> Spread:
     """Return how well the graphs of this kind are known."""
     if hyper.memory in SPARSE:
@@ -937,6 +990,8 @@ class Placement:
     pipeline: bool
     cache_on_host: bool
     copies: int  # of every input under pipeline parallelism
+    mask_on_first: bool  # the first device alone converts the mask to half precision
+    experts_on_first: bool  # experts in host memory are computed on the first device
     moved: Mapping[int, Mapping[str, int]]  # block -> weight name -> device (-1 = host) for overridden weights
 
 
@@ -955,7 +1010,7 @@ def host_buffer(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, pl
     state = hyper.embedding * shape.tokens * 4
     windows = {w for w, attends in zip(hyper.windowed, hyper.attends, strict=True) if attends}
     graph = Graph(hyper, shape, layer_norm=False)
-    inputs = state * (copies + 1) + copies * sum(graph.mask_bytes(w) for w in windows)
+    inputs = state * (copies + 1) + copies * sum(graph.mask_input_bytes(w) for w in windows)
     if shape.flash and not shape.flash_here and placement.devices:  # attention goes to the host and back
         inputs += 2 * shape.tokens * 4 * max((h * (hyper.head_k + hyper.head_v) for h in hyper.heads), default=0)
     for block in blocks_of(checkpoint, hyper) if placement.pipeline else ():  # a scan without a kernel runs here
@@ -988,6 +1043,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     if not own and not host and not has_output and not foreign_experts:
         return 0
     graph = Graph(hyper, shape, layer_norm=layer_norm)
+    graph.converts = graph.converts and not (placement.mask_on_first and device)
     tape = graph.tape
     size = hyper.embedding * graph.t4
     if hyper.memory in ("dsa", "dsa-window") or hyper.architecture == "qwen4exp":
@@ -1014,7 +1070,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             if run and hyper.memory in ("dsa", "dsa-window"):
                 tape.keep(shape.cells * shape.tokens * 2)
             for w in windows if run and (shape.flash_here or not shape.flash) else ():
-                tape.keep(graph.mask_bytes(w))
+                tape.keep(graph.mask_input_bytes(w))
         x = tape.keep(size * (graph.wide if first else 1)) if has_x else -1
         tape.keep(small)
         if first and run and has_norm:
@@ -1022,7 +1078,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         if run and hyper.memory in ("dsa", "dsa-window"):
             graph.index_mask()
         for w in windows if run else ():
-            graph.masks[w] = tape.keep(graph.mask_bytes(w))
+            graph.masks[w] = graph.halved(w, tape.keep(graph.mask_input_bytes(w)))
     else:
         whole = not host and not placement.moved and not placement.cache_on_host  # one split: every input first
         x = tape.op(size) if has_x else -1
@@ -1078,6 +1134,9 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.ahead = None
         if following is not None and following.attends and not placement.cache_on_host and run[position + 1] not in host:
             graph.ahead = following.windowed
+        graph.elsewhere = bool(moved) and any(
+            "exps" in n and (d != device if d >= 0 else placement.experts_on_first and device and placement.offered) for n, d in moved.items()
+        )
         if i in host:
             graph.foreign = None
         elif moved:
@@ -1106,15 +1165,12 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
                     end += 1
                 position += (end - position) // step * step
                 seen.clear()
+    if foreign_experts and own and not has_output:  # the state has left for the next device
+        tape.hold(tape.op(size, x))
     for i in foreign_experts[:2]:
         graph.foreign = frozenset(n for n, d in placement.moved[i].items() if d < 0)
-        block = blocks[i]
-        if "ffn_down_exps" not in block.weights:
-            continue
-        n = tape.op(size)
-        order = tape.op(block.weights["ffn_gate_inp"].out * graph.t4)
-        weights = tape.op(block.experts_used * graph.t4)
-        tape.hold(graph.experts(block, n, order, weights))
+        if "ffn_down_exps" in blocks[i].weights:
+            tape.hold(graph.visiting(blocks[i], size))
     tape.hold(*(h for h in (graph.indices, *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
     interior = copied = 0
     if run and has_output and hyper.architecture in LATE_ROWS and any(hyper.recurrent) and not placement.pipeline:
@@ -1128,7 +1184,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         if graph.wide > 1 and run:
             x = tape.op(hyper.embedding * shape.rows * 4, x)
         graph.logits(x, hyper.vocabulary, shape.rows, output_bytes if where[-1] < 0 else 0)
-    elif own and own[-1] != last:
+    elif own and own[-1] != last and not foreign_experts:
         tape.hold(tape.op(size, x))
     peak = tape.peak()
     peak += copied

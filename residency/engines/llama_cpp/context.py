@@ -93,12 +93,13 @@ def _tensor(type_name: str, elements: int, cells: int, align: int, quant_row: in
 
 
 def layer_caches(
-    hyper: HyperParameters, resolved: Resolved, *, rollback: int, align: int, quant_row: int, latent_values: bool = False
+    hyper: HyperParameters, resolved: Resolved, *, rollback: int, align: int, quant_row: int, latent_values: bool = False, per_head: bool = False
 ) -> tuple[LayerCache, ...]:
     """Return every layer's cache bytes. ``rollback`` is the number of spare recurrent states.
 
     ``align`` and ``quant_row`` are the device's buffer rules (see ``layout.BUFFER_RULES``).
-    ``latent_values``: a latent cache keeps a row of values beside its keys.
+    ``latent_values``: a latent cache keeps a row of values beside its keys. ``per_head``: the partial row of quantised
+    keys is that of one head, and values have none.
     """
     found = []
     known: dict[tuple[object, ...], LayerCache] = {}
@@ -116,9 +117,10 @@ def layer_caches(
             kv = state = 0
             if hyper.attends[i]:
                 cells = (resolved.window_cells if hyper.windowed[i] else resolved.n_ctx_seq) * streams
-                kv += _tensor(type_k, hyper.key_row(i), cells, align, quant_row)
+                heads = max(hyper.heads_kv[i], 1) if per_head else 1
+                kv += _tensor(type_k, hyper.key_row(i) // heads, cells * heads, align, quant_row)
                 if (not hyper.mla or latent_values) and hyper.memory != "dsv4":
-                    kv += _tensor(type_v, hyper.value_row(i) if resolved.flash else widest, cells, align, quant_row)
+                    kv += _tensor(type_v, hyper.value_row(i) if resolved.flash else widest, cells, align, 0 if per_head else quant_row)
             if hyper.recurrent[i]:
                 for floats in (hyper.state_r, hyper.state_s, hyper.state_extra[i]):
                     state += pad(4 * floats * planes, align)

@@ -72,6 +72,56 @@ CHANGES: Mapping[str, Mapping[str, Change]] = {
         UPSTREAM: Change("0.0.9440", "https://github.com/ggml-org/llama.cpp/pull/23861"),
         IK: Change(None, "2502.00 MiB on the last card of https://github.com/ikawrakow/ik_llama.cpp/issues/437 are 4096 rows of logits"),
     },
+    # A latent cache may be quantised where prompts run on expanded heads (-mla 2); before, it is float16 whatever is asked.
+    "quantised-latent": {
+        UPSTREAM: Change("0.0.0", "kv-cache types are what is asked for"),
+        IK: Change("0.0.3620", "https://github.com/ikawrakow/ik_llama.cpp/pull/260: not yet in March 2025"),
+    },
+    # A cache tensor's rows are single heads, so that quantised rows shorter than 512 are padded; upstream pads whole rows.
+    "cache-rows-per-head": {
+        UPSTREAM: Change(None, "src/llama-kv-cache.cpp: three dimensions, a row of all heads first"),
+        IK: Change("0.0.3600", "82.00 MiB in https://github.com/ikawrakow/ik_llama.cpp/issues/103, October 2024, are unpadded; 3038.02 MiB on the card and 3038.00 on the host for 31 layers: https://github.com/ikawrakow/ik_llama.cpp/issues/437"),
+    },
+    # ... and before that a cache tensor is one row, which needs no padding.
+    "cache-rows-padded": {
+        UPSTREAM: Change("0.0.0", "measured with 0.5.0; the builds with one-row tensors were not looked up"),
+        IK: Change("0.0.3600", "see above"),
+    },
+    # Keys and values of a quantised cache are rotated before they are stored.
+    "rotated-cache": {
+        UPSTREAM: Change("0.0.8600", "https://github.com/ggml-org/llama.cpp/pull/21277 names its predecessor 21038"),
+        IK: Change(None, "only with -khad"),
+    },
+    # Experts kept in host memory are computed on the device of their layer; before, all on the first device.
+    "experts-on-own-device": {
+        UPSTREAM: Change("0.0.0", "measured with 0.5.0; earlier builds were not measured"),
+        IK: Change(None, "896.03 MiB of compute buffer on the second card of https://github.com/ikawrakow/ik_llama.cpp/issues/437: attention alone"),
+    },
+    # The attention mask comes to the device in half precision; before, as float32 and is converted there.
+    "half-mask": {
+        UPSTREAM: Change("0.0.10434", "measured; 12710.31 MiB in https://github.com/LostRuins/koboldcpp/issues/1882 are four float32 masks and one float16"),
+        IK: Change(None, "1072.05 MiB on the host in https://github.com/ikawrakow/ik_llama.cpp/issues/437 are a float32 mask and the embeddings"),
+    },
+    # Every device converts the float32 mask for itself; before, the first one does and hands on the half-precision one.
+    "mask-per-device": {
+        UPSTREAM: Change("0.0.0", "equal buffers on both cards of a public log of 2026-07-11 with 4 GiB of mask"),
+        IK: Change(None, "896.03 MiB on the second card of https://github.com/ikawrakow/ik_llama.cpp/issues/437 hold 512 MiB of mask"),
+    },
+    # The weighted sum over the chosen experts is one operation; before, one more tensor of their size.
+    "expert-sum-in-one": {
+        UPSTREAM: Change("0.0.0", "measured with 0.5.0; earlier builds were not measured"),
+        IK: Change(None, "fitted to the logs of https://github.com/ikawrakow/ik_llama.cpp/issues/437 and /issues/629"),
+    },
+    # The pattern of --cpu-moe and --n-cpu-moe knows experts whose gate and up projections are one tensor.
+    "fused-gate-in-pattern": {
+        UPSTREAM: Change("0.0.8290", "https://github.com/ggml-org/llama.cpp/issues/20431: build 8284 misses them"),
+        IK: Change(None, "not looked up"),
+    },
+    # The graphs are those that were measured: of 0.5.0 and build 10434; others are as far as their logs were compared.
+    "graph-measured": {
+        UPSTREAM: Change("0.0.10434", "compute buffers of 716 launches, and of seven with two local rpc servers"),
+        IK: Change(None, "compute buffers of twelve published logs, 5 % below to 29 % above"),
+    },
     # A placement override turns the copies for pipelining off.
     "no-copies-with-overrides": {
         UPSTREAM: Change("0.0.5450", "has_tensor_overrides() in src/llama-context.cpp, mid 2025"),

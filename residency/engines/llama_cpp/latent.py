@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 #: float32 bytes per head, cell and key element that a prompt on expanded heads takes beside the chunk of :func:`expanded`:
-#: fitted to four published logs (ik_llama.cpp issues 437, 450 and 655), between 2 % below and 3 % above them.
+#: fitted to four published logs (ik_llama.cpp issues 437, 450 and 655), between 1 % below and 2 % above them.
 FLOAT = 4
 
 
@@ -66,8 +66,8 @@ def refusals(checkpoint: Checkpoint, settings: Settings) -> tuple[Remark, ...]:
 def expanded(checkpoint: Checkpoint, hyper: HyperParameters, settings: Settings, resolved: Resolved, *, first: bool) -> int:
     """Return the peak of a prompt computed on heads expanded from the latent cache, bytes.
 
-    As many heads as ``-amb`` allows are expanded to float32 at once, then to half precision. The first device carries
-    the queries as well.
+    As many heads as ``-amb`` allows are expanded to float32 at once, then to half precision. On the first device the
+    float32 mask still stands when attention begins, and is larger than that chunk for a large micro-batch.
     """
     if not settings.latent_expanded or not hyper.mla or not checkpoint.integer("attention.kv_lora_rank"):
         return 0
@@ -78,4 +78,4 @@ def expanded(checkpoint: Checkpoint, hyper: HyperParameters, settings: Settings,
     whole = heads * (key - turned + value) * cells * FLOAT
     chunk = min(whole, max(settings.scores_cap_bytes, whole // max(heads, 1))) if settings.scores_cap_bytes else whole
     mask = cells * tokens * 2
-    return heads * key * cells * FLOAT + chunk + mask + (heads * key * tokens * FLOAT if first else 0)
+    return heads * key * cells * FLOAT + mask + max(chunk, 2 * mask if first else 0)

@@ -556,7 +556,8 @@ def _shared(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -
     kv, state = [0.0] * len(devices), [0.0] * len(devices)
     rollback = settings.n_rs_seq if hyper.architecture in ROLLBACK else 0
     caches = contexts.layer_caches(
-        hyper, one.resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row, latent_values=settings.latent_values
+        hyper, one.resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row if settings.cache_rows_padded else 0,
+        latent_values=settings.latent_values, per_head=settings.cache_rows_per_head,
     )
     for i, cache in enumerate(caches):
         if one.layer_device[i] < 0 or not settings.kv_offload:
@@ -610,7 +611,8 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         table = tables.get(rules)
         if table is None:
             table = tables[rules] = contexts.layer_caches(
-                hyper, resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row, latent_values=settings.latent_values
+                hyper, resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row if settings.cache_rows_padded else 0,
+                latent_values=settings.latent_values, per_head=settings.cache_rows_per_head,
             )
         kv[device] += table[i].kv
         state[device] += table[i].state
@@ -619,6 +621,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         tokens=contexts.pad(min(resolved.n_ctx, resolved.n_ubatch), resolved.sequences), rows=resolved.n_outputs,
         sequences=resolved.sequences, streams=resolved.streams, cells=resolved.n_ctx_seq, window_cells=resolved.window_cells,
         flash=flash, flash_here=kernels, type_k=settings.type_k, type_v=settings.type_v, scores_cap=settings.scores_cap_bytes,
+        rotated=settings.rotated_cache, half_mask=settings.half_mask, sum_apart=settings.expert_sum_apart,
     )  # fmt: skip
     moved: dict[int, dict[str, int]] = {}
     if taken:
@@ -639,9 +642,12 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     copied = _copied_bytes(checkpoint, hyper, moved) * settings.copies if pipeline and offered else 0
     placement = compute.Placement(
         devices=len(devices), where=where, offered=offered and not copied, pipeline=pipeline, copies=settings.copies,
+        experts_on_first=settings.experts_on_first, mask_on_first=not settings.mask_per_device,
         cache_on_host=not settings.kv_offload, moved=moved,
     )  # fmt: skip
     spread = compute.spread_of(hyper, placement) if here and hyper.architecture in ENGINE_ARCHITECTURES else compute.UNMEASURED
+    if settings.graph_of_fork or (not settings.graph_measured and not compute.plain(hyper)):
+        spread = compute.UNMEASURED
     try:
         peaks, host_peak = compute.buffers(checkpoint, hyper, shape, placement), compute.host_buffer(checkpoint, hyper, shape, placement)
     except (LookupError, ArithmeticError) as error:  # a block lacks what every graph of its kind has

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from . import history
-from .settings import DeviceSpec, Override, Settings, expert_overrides
+from .settings import EXPERTS, EXPERTS_SPLIT, DeviceSpec, Override, Settings, expert_overrides
 
 if TYPE_CHECKING:
     from residency.launch.model import Launch
@@ -97,13 +97,13 @@ def resolve(launch: Launch, machine: Machine, version: str, engine: str = histor
         split_mode=_split(launch),
         tensor_split=tuple(launch.get("layers.ratio") or ()),
         main_gpu=launch.get("device.main") or 0,
-        type_k=cache_type(launch.get("kv.key_type")),
+        type_k=_key_type(launch, flash, quantised=follows("quantised-latent")),
         type_v=cache_type(launch.get("kv.value_type")),
         flash_attn=cast("Any", flash),
         kv_offload=launch.get("kv.on_device") is not False,
         op_offload=option("op-offload", True) is not False,
         swa_full=bool(launch.get("context.full_window")) or not follows("window-cache"),
-        overrides=_overrides(launch),
+        overrides=_overrides(launch, EXPERTS if follows("fused-gate-in-pattern") else EXPERTS_SPLIT),
         load_mode=launch.get("memory.load") or "auto",
         lazy_mode=cast("Any", option("lazy-mode", "auto")),
         no_host=bool(option("no-host")),
@@ -117,6 +117,15 @@ def resolve(launch: Launch, machine: Machine, version: str, engine: str = histor
         copies=copies if isinstance(copies, int) and copies > 0 else COPIES,
         copies_with_overrides=not follows("no-copies-with-overrides"),
         output_first=follows("output-first"),
+        cache_rows_per_head=follows("cache-rows-per-head"),
+        cache_rows_padded=follows("cache-rows-padded"),
+        half_mask=follows("half-mask"),
+        mask_per_device=follows("mask-per-device"),
+        graph_measured=follows("graph-measured"),
+        graph_of_fork=engine != history.UPSTREAM,
+        rotated_cache=follows("rotated-cache") or bool(option("k-cache-hadamard")),
+        experts_on_first=not follows("experts-on-own-device"),
+        expert_sum_apart=not follows("expert-sum-in-one"),
         **_latent(launch, engine, version, flash),
         op_offload_min_batch=_minimum_batch(launch),
     )
@@ -153,6 +162,12 @@ def cache_type(name: str | None) -> str:
     return CACHE_WORDS.get(folded, folded)
 
 
+def _key_type(launch: Launch, flash: str, *, quantised: bool) -> str:
+    """Return the type of cached keys: ``-mla 2`` without flash attention once stored float16 whatever was asked."""
+    asked = cache_type(launch.get("kv.key_type"))
+    return "f16" if not quantised and launch.options.get("mla") == 2 and flash == "off" else asked
+
+
 def _latent(launch: Launch, engine: str, version: str, flash: str) -> dict[str, Any]:
     """Return the settings of multi-head latent attention.
 
@@ -186,7 +201,7 @@ def _split(launch: Launch) -> Literal["none", "layer", "row", "tensor"]:
     return "layer" if mode in (None, "auto") else cast("Any", mode)
 
 
-def _overrides(launch: Launch) -> tuple[Override, ...]:
+def _overrides(launch: Launch, experts: str) -> tuple[Override, ...]:
     """Return every override in the engine's order: -ot, then what -cmoe, -ncmoe and -ncffn stand for."""
     listed = launch.get("layers.overrides") or ()
     on_host = launch.get("experts.on_host")
@@ -196,6 +211,7 @@ def _overrides(launch: Launch) -> tuple[Override, ...]:
             cpu_moe=on_host == "all",
             n_cpu_moe=on_host if isinstance(on_host, int) else 0,
             n_cpu_ffn=int(launch.options.get("n-cpu-ffn") or 0),
+            experts=experts,
         ),
     )
 

@@ -78,6 +78,15 @@ class Settings:
     latent: Literal["file", "on", "off"] = "file"  # latent attention cache: as the file says, always, never
     latent_values: bool = False  # the latent cache keeps a row of values, too (builds until January 2026)
     latent_expanded: bool = False  # prompts are computed on the cache expanded to full heads (-mla 2 and 3)
+    cache_rows_per_head: bool = False  # a quantised cache pads every head's row, not that of all heads
+    cache_rows_padded: bool = True  # the partial row of a quantised cache tensor is padded at all
+    graph_measured: bool = True  # compute buffers of this very graph were compared with the engine's
+    graph_of_fork: bool = False  # ... and it is not even the same code
+    half_mask: bool = True  # the attention mask reaches the device in half precision
+    mask_per_device: bool = True  # ... or else every device converts it, not only the first
+    rotated_cache: bool = True  # a quantised cache is rotated
+    experts_on_first: bool = False  # experts in host memory are computed on the first device, wherever their layer is
+    expert_sum_apart: bool = False  # the sum over the experts takes one more tensor of their size
     scores_cap_bytes: int = 0  # attention works on as many heads at once as stay under this (-amb); 0 = all
     op_offload_min_batch: int = 32  # GGML_OP_OFFLOAD_MIN_BATCH
 
@@ -87,12 +96,16 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE_FFN = r"\.ffn_(up|down|gate)\."
 
 
-def expert_overrides(*, cpu_moe: bool = False, n_cpu_moe: int = 0, n_cpu_ffn: int = 0) -> tuple[Override, ...]:
+#: The same in builds that did not know fused gate and up projections.
+EXPERTS_SPLIT = r"\.ffn_(up|down|gate)_(ch|)exps"
+
+
+def expert_overrides(*, cpu_moe: bool = False, n_cpu_moe: int = 0, n_cpu_ffn: int = 0, experts: str = EXPERTS) -> tuple[Override, ...]:
     """Return the overrides that ``--cpu-moe``, ``--n-cpu-moe`` and ``--n-cpu-ffn`` stand for.
 
     The engine appends them in the order of the flags; blocks count from the first, whether or not they are offloaded.
     """
-    found = [Override(pattern=EXPERTS, target="CPU", origin="-cmoe")] if cpu_moe else []
-    found += [Override(pattern=rf"blk\.{i}{EXPERTS}", target="CPU", origin="-ncmoe") for i in range(n_cpu_moe)]
+    found = [Override(pattern=experts, target="CPU", origin="-cmoe")] if cpu_moe else []
+    found += [Override(pattern=rf"blk\.{i}{experts}", target="CPU", origin="-ncmoe") for i in range(n_cpu_moe)]
     found += [Override(pattern=rf"blk\.{i}{DENSE_FFN}", target="CPU", origin="-ncffn") for i in range(n_cpu_ffn)]
     return tuple(found)
