@@ -56,7 +56,7 @@ class Case:
         return EngineView(
             label=f"{self.engine.name} {self.version}",
             version=ordered(self.version) if ordered is not None else self.version,
-            version_given=self.launch.version is not None,
+            version_given=self.launch.version is not None and self.launch.version_reason is None,
             capabilities=self.engine.capabilities,
         )
 

@@ -25,6 +25,7 @@ class Launch:
 
     engine: str
     version: str | None  # None: not given
+    version_reason: str | None = None  # why this version, when nobody gave it: "the newest with --no-mmap"
     knobs: Knobs
     options: Mapping[str, Any] = field(default_factory=dict)
     places: Mapping[str, Where] = field(default_factory=dict)

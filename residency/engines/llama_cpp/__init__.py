@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import Capability, CapabilityTable, program_name
@@ -53,11 +54,17 @@ class LlamaCpp:
 
     def read(self, argv: Sequence[str], environ: Mapping[str, str], *, version: str | None) -> Launch:
         """Read a command line of one of the programs. See :class:`residency.engines.base.Engine`."""
-        from .argv import read_argv
-        from .version import normal
+        from .argv import older_flag, read_argv
+        from .version import last_before, normal
 
         program = program_name(argv[0])
         known = next((p for p in LlamaCpp.programs if program == p or program.startswith(f"{p}-")), "llama-server")
+        older = older_flag(argv, version=normal(self.newest, self.name), fork=self.name) if version is None else None
+        if older is not None:
+            name, until = older
+            judged = last_before(until)
+            launch = read_argv(argv, environ, version=normal(judged, self.name), given=None, fork=self.name, program=known)
+            return replace(launch, version=judged, version_reason=f"the newest with {name}")
         return read_argv(argv, environ, version=normal(version or self.newest, self.name), given=version, fork=self.name, program=known)
 
     def option_problem(self, name: str, value: Any, *, version: str) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from residency.engines.base import version_in
+from residency.engines.base import version_in, version_key
 from residency.engines.reading import Reading
 from residency.errors import InputError
 from residency.launch.knobs import KNOB_TYPES, Knobs
@@ -21,6 +21,7 @@ from residency.text import clean
 from residency.where import Where
 
 from .flags import BUNDLES, ENVIRONMENT, FLAGS, SILENT, Flag
+from .version import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,9 +127,9 @@ def _pick(reading: _Reading, name: str, where: Where) -> tuple[Flag, bool] | Non
     flag = candidates[0][0]
     if flag.until is not None and not version_in(reading.version, None, flag.until):
         hint = f"use {flag.instead}" if flag.instead else None
-        reading.complain(f"{name} was removed in version {flag.until}; this is {reading.version}", where, hint)
+        reading.complain(f"{name} was removed in version {shown(flag.until)}; this is {shown(reading.version)}", where, hint)
     else:
-        reading.complain(f"{name} exists since version {flag.since}; this is {reading.version}", where)
+        reading.complain(f"{name} exists since version {shown(flag.since or '?')}; this is {shown(reading.version)}", where)
     return flag, False
 
 
@@ -143,6 +144,24 @@ def variable_names(version: str) -> dict[str, tuple[Flag, bool]]:
             if flag.kind == "switch":
                 names[full.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1)] = (flag, True)
     return names
+
+
+def older_flag(argv: Sequence[str], *, version: str, fork: str) -> tuple[str, str] | None:
+    """Return the typed flag that was removed the earliest before a version, and when; None: no such flag.
+
+    Somebody who does not say which version starts may well start an older one, and its flags tell.
+    """
+    names = flag_names(fork)
+    found = []
+    for typed in argv[1:]:
+        name = "--" + typed[2:].partition("=")[0].replace("_", "-") if typed.startswith("--") else typed
+        ends = [flag.until for flag, _ in names.get(name, ()) if flag.until is not None]
+        if ends and not any(version_in(version, flag.since, flag.until) for flag, _ in names[name]):
+            found.append((version_key(max(ends, key=version_key)), name, max(ends, key=version_key)))
+    if not found:
+        return None
+    _, name, until = min(found)
+    return name, until
 
 
 def _environment(reading: _Reading, environ: Mapping[str, str]) -> None:
@@ -332,7 +351,7 @@ def option_problem(name: str, value: Any, *, version: str, fork: str) -> str | N
         close = difflib.get_close_matches(name, known, n=1)
         return "no such option of this engine" + (f"; did you mean {close[0]}?" if close else "")
     if not version_in(version, flag.since, flag.until):
-        return f"removed in version {flag.until}" if flag.until else f"exists since version {flag.since}"
+        return f"removed in version {shown(flag.until)}" if flag.until else f"exists since version {shown(flag.since or '?')}"
     wanted = _OPTION_TYPES.get(flag.kind, (str,))
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         return f"expects {' or '.join(t.__name__ for t in wanted)}, not {type(value).__name__}"

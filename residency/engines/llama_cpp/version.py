@@ -11,6 +11,20 @@ import re
 
 from . import history
 
+#: The newest build seen before versions became dotted.
+LAST_BUILD = 10434
+
+
+def shown(version: str) -> str:
+    """Return an ordered version as people write it: "0.0.4610" -> "b4610"."""
+    return f"b{version[4:]}" if version.startswith("0.0.") else version
+
+
+def last_before(version: str) -> str:
+    """Return the newest version before another, as people write it: "0.5.0" -> "b10434", "0.0.10092" -> "b10091"."""
+    match = re.fullmatch(r"0\.0\.(\d+)", version)
+    return f"b{int(match[1]) - 1}" if match else f"b{LAST_BUILD}"
+
 
 def normal(version: str, engine: str = history.UPSTREAM) -> str:
     """Return the ordered form: "b4610", "4610 (6dde1782)" and "0.10434.0" give "0.0.N"; "0.5.0" stays."""

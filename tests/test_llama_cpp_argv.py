@@ -1,0 +1,92 @@
+"""llama.cpp command lines: names, versions, environment, and the words problems are told in."""
+
+from __future__ import annotations
+
+import pytest
+
+from residency.engines.llama_cpp import ENGINES
+from residency.engines.llama_cpp.version import last_before, normal, shown
+from residency.errors import InputError
+
+ENGINE = ENGINES[0]
+
+
+def read(*argv, version=None, **environ):
+    return ENGINE.read(["llama-server", *argv], environ, version=version)
+
+
+def problems(*argv, version=None, **environ):
+    with pytest.raises(InputError) as error:
+        read(*argv, version=version, **environ)
+    return [str(p) for p in error.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "ordered"),
+    [("b4610", "0.0.4610"), ("4610 (6dde1782)", "0.0.4610"), ("0.10434.0", "0.0.10434"), ("0.5.0", "0.5.0"), ("v0.5.1", "0.5.1")],
+)
+def test_versions_become_one_order(text, ordered):
+    assert normal(text) == ordered
+
+
+def test_versions_as_people_write_them():
+    assert (shown("0.0.4610"), shown("0.5.0"), last_before("0.5.0"), last_before("0.0.10092")) == ("b4610", "0.5.0", "b10434", "b10091")
+
+
+def test_every_way_to_write_a_flag():
+    launch = read("--ctx_size=8192", "-ub", "256", "-ub", "1024", "--no-kv-offload", "-ts", "3/1", "-ot", "a=CPU,b=CUDA0", "-ot", "c=CPU", "-dev", "none")
+    assert (launch.get("context.length"), launch.get("context.micro_batch"), launch.get("kv.on_device")) == (8192, 1024, False)
+    assert launch.get("layers.ratio") == [3.0, 1.0]
+    assert [(o.pattern, o.device) for o in launch.get("layers.overrides")] == [("a", "CPU"), ("b", "CUDA0"), ("c", "CPU")]
+    assert launch.get("device.ids") == []
+    assert (launch.where("context.length").argv_index, launch.where("context.micro_batch").argv_index) == (1, 4)
+
+
+def test_the_command_line_wins_over_the_environment_and_both_have_positions():
+    launch = read("-c", "4096", LLAMA_ARG_CTX_SIZE="8192", LLAMA_ARG_N_GPU_LAYERS="12", LLAMA_ARG_NO_KV_OFFLOAD="x")
+    assert (launch.get("context.length"), launch.get("layers.on_device"), launch.get("kv.on_device")) == (4096, 12, False)
+    assert launch.where("layers.on_device").variable == "LLAMA_ARG_N_GPU_LAYERS"
+    assert problems(LLAMA_ARG_CTX_SIZE="many") == ["$LLAMA_ARG_CTX_SIZE: LLAMA_ARG_CTX_SIZE expects a whole number, not 'many'"]
+
+
+def test_a_flag_of_an_older_version_tells_the_version_when_nobody_else_does():
+    launch = read("--no-mmap", "-c", "4096")
+    assert (launch.version, launch.version_reason, launch.get("memory.load")) == ("b10434", "the newest with --no-mmap", "none")
+    assert read("--draft-max", "3").version == "b10091"
+    assert read("-c", "4096").version is None
+
+
+def test_flags_of_different_versions_contradict_each_other():
+    assert problems("--no-mmap", "--lazy-mode", "on") == ["argument 2 (--lazy-mode): --lazy-mode exists since version 0.5.0; this is b10434"]
+
+
+def test_a_given_version_is_believed():
+    assert problems("--no-mmap", version="0.5.0") == ["argument 1 (--no-mmap): --no-mmap was removed in version 0.5.0; this is 0.5.0; use --load-mode"]
+    assert problems("--lazy-mode", "on", version="b10434") == ["argument 1 (--lazy-mode): --lazy-mode exists since version 0.5.0; this is b10434"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--ctx-sise", "4096"], "llama-server has no flag --ctx-sise; did you mean --ctx-size?"),
+        (["stray"], "'stray' is not a flag, and no flag before it takes it as a value"),
+        (["-c"], "-c needs a value"),
+        (["-c", "1e9"], "-c expects a whole number, not '1e9'"),
+        (["-ot", "no-target"], "-ot expects pattern=device, not 'no-target'"),
+        (["-ot", "(=CPU"], "-ot has a pattern that is not a regular expression"),
+        (["-ctk", "q8"], "-ctk expects one of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1, not 'q8'; did you mean q8_0?"),
+        (["-sm", "rows"], "-sm expects one of none, layer, row, tensor, not 'rows'; did you mean row?"),
+        (["-fa", "maybe"], "'maybe' is not a flag"),
+        (["--swa-full=1"], "--swa-full takes no value"),
+    ],
+)
+def test_problems_name_the_flag_and_what_was_meant(argv, said):
+    assert said in problems(*argv)[0]
+
+
+def test_all_problems_in_one_run():
+    assert len(problems("--nope", "x", "-c", "many", "-ctk", "q9", "-ub", "0")) == 4
+
+
+def test_flags_without_bearing_on_memory_are_silent():
+    assert read("--temp", "0.7", "--jinja", "--host", "0.0.0.0", "-t", "8", "--chat-template-kwargs", '{"a": 1}', "--metrics").options == {}
