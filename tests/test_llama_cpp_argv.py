@@ -90,3 +90,17 @@ def test_all_problems_in_one_run():
 
 def test_flags_without_bearing_on_memory_are_silent():
     assert read("--temp", "0.7", "--jinja", "--host", "0.0.0.0", "-t", "8", "--chat-template-kwargs", '{"a": 1}', "--metrics").options == {}
+
+
+def test_the_implicit_config_files_are_read_below_the_environment(tmp_path):
+    folder = tmp_path / "llama.cpp"
+    folder.mkdir()
+    (folder / "config.ini").write_text("ctx-size = 8192 ; for everybody\n[*]\nub = 1024\nnot-an-option = 1\n[model-x]\nc = 1\n")
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    launch = read("-m", "x.gguf", **home)
+    assert (launch.get("context.length"), launch.get("context.micro_batch")) == (8192, 1024)
+    where = launch.where("context.length")
+    assert (where.file, where.line, where.column) == (str(folder / "config.ini"), 1, 1)
+    assert read("-m", "x.gguf", **home, LLAMA_ARG_CTX_SIZE="4096").get("context.length") == 4096
+    assert read("-c", "2048", **home).get("context.length") == 2048
+    assert read("-m", "x.gguf", version="b10434", **home).get("context.length") is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -188,11 +188,36 @@ def _environment(reading: _Reading, environ: Mapping[str, str]) -> None:
             reading.complain(f"{variable} {error}", where)
 
 
+#: Since when every program reads config.ini files, before the environment.
+CONFIG_SINCE = "0.5.0"
+
+
+def _configuration(reading: _Reading, environ: Mapping[str, str]) -> None:
+    """Apply the implicit config files; like the engine, pass over what it does not take there."""
+    if not version_in(reading.version, CONFIG_SINCE, None):
+        return
+    from .ini import config_words
+
+    words, places = config_words(environ)
+    if not words:
+        return
+    own = _Reading(version=reading.version, program=reading.program, fork=reading.fork)
+    argv = [reading.program, *words]
+    index = 1
+    while index < len(argv):
+        index = _step(own, argv, index)
+    for target, value in own.values.items():
+        at = own.places[target].argv_index
+        reading.put(target, value, places[at - 1] if at is not None else own.places[target])
+    reading.problems += [replace(p, where=places[p.where.argv_index - 1] if p.where is not None and p.where.argv_index else p.where) for p in own.problems]
+
+
 def read_argv(
     argv: Sequence[str], environ: Mapping[str, str], *, version: str, given: str | None, fork: str, program: str
 ) -> Launch:
     """Return the Launch of a llama.cpp command line. Raises InputError with every problem."""
     reading = _Reading(version=version, program=program, fork=fork)
+    _configuration(reading, environ)
     _environment(reading, environ)
     from_environment = dict(reading.values)
     for key in [k for k, v in reading.values.items() if isinstance(v, list)]:
@@ -375,7 +400,7 @@ def spell(knob: str, value: Any) -> str | None:
     """Return a change as command-line words: ("context.length", 8192) -> "-c 8192"."""
     if isinstance(value, (str, bool)) and (knob, value) in _SPELLED:
         return _SPELLED[knob, value]
-    flag = next((f for f in FLAGS if f.target == knob and f.until is None), None)
+    flag = next((f for f in FLAGS if f.target == knob and f.until is None and f.names), None)
     if flag is None:
         return None
     if value is None:
