@@ -35,10 +35,12 @@ def check(facts: Facts) -> list[Finding] | Finding:
     if not isinstance(copies, int) or copies < 2:
         return rule.not_applicable("no pipeline copies")
     findings = []
+    known = facts.budget.facts.get("pipeline_copies_bytes")
     for found in card_sums(facts):
         usable = usable_bytes(found.pool)
         compute = sum(a.likely_bytes for a in found.allocations if a.purpose is Purpose.COMPUTE)
-        if usable is None or found.likely_bytes <= usable or found.likely_bytes - compute > usable:
+        extra = known.get(found.pool.name, 0) if isinstance(known, dict) else compute
+        if usable is None or found.likely_bytes <= usable or found.likely_bytes - extra > usable:
             continue
         falls_back = facts.engine.has("pipeline-fallback", None)
         text = (

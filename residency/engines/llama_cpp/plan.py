@@ -51,12 +51,16 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
         remarks += adjusted
         if fitted is not settings:
             settings, layout = fitted, lay_out(model, fitted, host_free=host.free_bytes)
-    if layout.facts.get("pipeline_copies") != 1 and history.follows("copies-fall-back", engine, version) and not _holds(layout, machine, settings, devices):
+    copies: dict[str, int] = {}
+    if layout.facts.get("pipeline_copies") != 1 and not _holds(layout, machine, settings, devices):
+        fallback = history.follows("copies-fall-back", engine, version)
         without = replace(settings, pipeline=False)
         other = lay_out(model, without, host_free=host.free_bytes)
-        if _holds(other, machine, without, devices):  # else the copies are not what it fails for
+        pools = {d.name: d.pool for d in devices}
+        copies = {pools[a.device]: a.compute_likely - b.compute_likely for a, b in zip(layout.devices, other.devices, strict=True)}
+        if fallback and _holds(other, machine, without, devices):  # else the copies are not what it fails for
             remarks.append(_falls_back(layout, settings))
-            settings, layout = without, other
+            settings, layout, copies = without, other, {}
     rows: list[Allocation] = []
     by_name = {d.name: d for d in devices}  # a launch that is not split uses fewer than it names
     for found in layout.devices:
@@ -72,7 +76,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
         remarks=(*remarks, *layout.remarks),
         unknowns=layout.unknowns,
         ways=ways(model, layout, devices, rows, machine),
-        facts={"context": layout.resolved.n_ctx, **{k: v for k, v in layout.facts.items() if isinstance(v, (int, str, bool))}},
+        facts={"context": layout.resolved.n_ctx, "pipeline_copies_bytes": copies, **{k: v for k, v in layout.facts.items() if isinstance(v, (int, str, bool))}},
     )
 
 
