@@ -166,6 +166,7 @@ class Graph:
         self.top = -1  # the cells the last indexer chose
         self.ahead: bool | None = None  # the next block attends through this mask, in the split this block's last copy begins
         self.spin = -1  # the values' rotation, until the last attention's result is turned back
+        self.fed = -1  # a parallel block's feed-forward
         self.small = 0  # bytes of the indices
         self.positions = False  # the indices are still to be copied, in the split of the first rotation
         self.last = False  # the current block is the trunk's last
@@ -317,8 +318,11 @@ class Graph:
                 return self.sparse_mask(block, *sparse)
         return self.mask(block.windowed)
 
-    def attention(self, block: Block, n: int) -> int:
-        """Plain multi-head attention from the normed input to the output projection."""
+    def attention(self, block: Block, n: int, *, beside: bool = False, rows: int = -1) -> int:
+        """Plain multi-head attention from the normed input to the output projection.
+
+        ``beside``: the graph reaches what follows the attention after the feed-forward, whose result is left in ``fed``.
+        """
         tape, t4, w = self.tape, self.t4, block.weights
         q_out, k_out, v_out = block.heads * block.head_k, block.heads_kv * block.head_k, block.heads_kv * block.head_v
         rope = self.hyper.architecture not in NO_ROPE
@@ -352,6 +356,14 @@ class Graph:
         if k < 0:  # shares another layer's cache
             k = v = q
         cur = self.attend(block, q, k, v, key_row=k_out, value_row=v_out, out=out, sparse=(n, n))
+        if beside:
+            whole = self.t4
+            if rows > 0:
+                self.chosen = self.chosen if self.chosen >= 0 else tape.op(4 * rows)
+                n = tape.op(self.hyper.embedding * rows * 4, n, self.chosen)
+                self.t4 = rows * 4
+            self.fed = self.feed(block, n)
+            self.t4 = whole
         if rotated & 2:
             spin = (self.spin,) if self.final and self.spin >= 0 else ()
             cur = tape.op(out * t4, tape.view(cur), *spin)
@@ -699,10 +711,18 @@ class Graph:
         elif "attn_kv_a_mqa" in w:
             o = self.product(block, "attn_output", self.gated(block, self.latent(block, n), n))
         elif "attn_q" in w or "attn_qkv" in w:
-            o = self.attention(block, n)
-            if parallel and rows <= 0 and "attn_output" in w:  # the graph reaches the output projection after the feed-forward
-                h = self.feed(block, n)
+            beside = parallel and "attn_output" in w
+            o = self.attention(block, n, beside=beside, rows=rows)
+            if beside:
+                h = self.fed
                 o = self.product(block, "attn_output", o)
+                if rows > 0:
+                    size = self.hyper.embedding * rows * 4
+                    o = tape.op(size, o, self.chosen)
+                    h = tape.same(size, h, o)
+                    x = tape.op(size, x, self.chosen)
+                    self.chosen = -1
+                    return tape.same(size, h, x)
                 return tape.same(size, tape.same(size, h, o), x)
             o = self.product(block, "attn_output", o) if "attn_output" in w else o
         else:
