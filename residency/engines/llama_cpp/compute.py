@@ -1154,7 +1154,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.ahead = None
         if following is not None and following.attends and not placement.cache_on_host and run[position + 1] not in host:
             graph.ahead = following.windowed
-        graph.elsewhere = bool(moved) and any(
+        graph.elsewhere = moved is not None and any(
             "exps" in n and (d != device if d >= 0 else placement.experts_on_first and device and placement.offered) for n, d in moved.items()
         )
         if i in host:
