@@ -31,6 +31,8 @@ def _helper(name: str) -> ModuleType:
 _helper("gguf_writer")
 _helper("plugin_writer")
 _helper("llama_cpp_truth")
+_helper("shapes")
+_helper("published")
 
 GEMMA_BYTES = 253_113_024
 
