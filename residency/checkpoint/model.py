@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -115,8 +116,10 @@ class Checkpoint:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def integer(self, key: str, default: int = 0) -> int:
-        """Return ``<architecture>.<key>`` as an int; an array or text counts as absent."""
+        """Return ``<architecture>.<key>`` as an int; an array, a text, NaN or infinity counts as absent."""
         value = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(value, float) and not isfinite(value):
+            return default
         return int(value) if isinstance(value, (int, float)) else default
 
     @cached_property

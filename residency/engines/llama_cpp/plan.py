@@ -230,9 +230,10 @@ def ways(model: Checkpoint, layout: Layout, devices: tuple[Device, ...], rows: S
     if enough(Purpose.KV, Purpose.COMPUTE, Purpose.DRAFT):
         found.append(Way(knob="context.length", value=context - 256, low=256, step=256))
     if devices:
-        if model.integer("expert_count") and enough(Purpose.EXPERTS):
+        if model.integer("expert_count") and enough(Purpose.EXPERTS):  # the attention stays on the device: faster than whole layers less
             found.append(Way(knob="experts.on_host", value=layers - 1, low=1, prefer="smallest", note="slower"))
-        found.append(Way(knob="layers.on_device", value=layers - 1, low=0, note="slower: the other layers run on the CPU"))
+        else:
+            found.append(Way(knob="layers.on_device", value=layers - 1, low=0, note="slower: the other layers run on the CPU"))
     if enough(Purpose.COMPUTE):
         micro = layout.resolved.n_ubatch
         found += [Way(knob="context.micro_batch", value=m, note="slower prompts") for m in (256, 128) if m < micro]
