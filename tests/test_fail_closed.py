@@ -307,3 +307,21 @@ def test_explain_reads_a_shipped_rule_from_where_it_stands():
 
     found = load_plugins()
     assert {r.id: _shipped_text(r.id) for r in found.rules if r.id in found.shipped} == {r.id: r.doc for r in found.rules if r.id in found.shipped}
+
+
+@pytest.mark.parametrize(
+    "launch",
+    ["configs/launches/dgx-spark-qwen3.8-2.4t.toml", "configs/launches/strata-262144.toml", "configs/launches/strata-204800.toml"],
+)
+def test_shipped_rules_leave_the_facts_as_they_are(launch):
+    from pathlib import Path
+
+    from residency.api import Inputs, prepare
+    from residency.judge import _facts, plan
+    from residency.rules.runner import _fingerprint, run_rules
+
+    case = prepare(str(Path(__file__).parent.parent / launch), Inputs(environ={}))
+    facts = _facts(case, plan(case))
+    before = _fingerprint(facts)
+    assert len(run_rules(facts, case.plugins)) >= len(case.plugins.rules)
+    assert _fingerprint(facts) == before

@@ -16,7 +16,7 @@ __all__ = ["read", "read_checkpoint"]
 #: What tells one state of a file from another; None for a part that is not there.
 _Signature = tuple[int, int, int, int, int] | None
 
-_CACHE_ENTRIES = 32
+_CACHE_ENTRIES = 128
 _cache: dict[str, tuple[tuple[tuple[str, _Signature], ...], Checkpoint]] = {}
 
 

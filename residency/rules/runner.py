@@ -101,11 +101,25 @@ def _fingerprint(facts: Facts) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _ask_stranger(rule: Rule, facts: Facts, owner: str, wind: Callable[[float], object]) -> tuple[Finding, ...]:
+    """Ask a rule of a third party: within a time, and with the facts compared around it."""
+    before = _fingerprint(facts)
+    try:
+        wind(RULE_SECONDS)
+        answers = ask(rule, facts, owner)
+        wind(0)
+    except RuleTimeout as error:  # expired between the rule's end and the clock's
+        answers = (_broken(rule, owner, describe(error)),)
+    if _fingerprint(facts) != before:
+        answers = (*answers, _broken(rule, owner, "it changed the facts other rules judge by"))
+    return answers
+
+
 def run_rules(facts: Facts, plugins: PluginSet) -> tuple[Finding, ...]:
     """Ask every rule once and return all findings, in the order of rule ids.
 
-    A rule of a third party that changes the facts is broken, and everything after it is not to be
-    trusted; the facts are compared around it. The rules shipped with residency are tested not to.
+    A rule of a third party that changes the facts or does not come back is broken, and everything
+    after a change is not to be trusted. The rules shipped with residency are tested to do neither.
     """
     findings: list[Finding] = []
     with time_limit(RULE_SECONDS) as wind:
@@ -113,17 +127,7 @@ def run_rules(facts: Facts, plugins: PluginSet) -> tuple[Finding, ...]:
             owner = plugins.owners.get(rule.id, "unknown")
             if facts.policy.severities.get(rule.id) == "off" and rule.id not in facts.policy.require:
                 continue
-            watched = rule.id not in plugins.shipped
-            before = _fingerprint(facts) if watched else ()
-            try:
-                wind(RULE_SECONDS)
-                answers = ask(rule, facts, owner)
-                wind(0)
-            except RuleTimeout as error:  # expired between the rule's end and the clock's
-                answers = (_broken(rule, owner, describe(error)),)
-            if watched and _fingerprint(facts) != before:
-                answers = (*answers, _broken(rule, owner, "it changed the facts other rules judge by"))
-            findings.extend(answers)
+            findings.extend(ask(rule, facts, owner) if rule.id in plugins.shipped else _ask_stranger(rule, facts, owner, wind))
     findings.extend(_missing(facts.policy, plugins, {finding.rule for finding in findings}))
     if not plugins.rules:
         findings.append(Finding(rule="residency/rules", outcome=Outcome.CANNOT_TELL, message="No rule ran: no plugin brought one."))
