@@ -55,7 +55,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
             exceeded = over(found, facts)
             if exceeded is None or not facts.engine.lacks(STORE, device):
                 continue
-            placeable = any(way.knob == "experts.on_host" for way in facts.budget.ways)
+            placeable = facts.engine.has("expert-placement", device) or any(way.knob == "experts.on_host" for way in facts.budget.ways)
             if placeable and not facts.machine.is_unified(device) and not facts.launch.get("experts.stream"):
                 continue  # experts can stay in the host's own memory; memory-budget/pools offers how many
             if found.certain_bytes - towers.certain_bytes > exceeded.have_bytes:

@@ -43,6 +43,7 @@ def remarks(
     yield from _pinned(machine, rows)
     yield from _locked(launch, machine, layout)
     yield from _buffer_owner(settings, layout)
+    yield from _older_copies(launch, settings, layout)
 
 
 def _no_device(launch: Launch, settings: Settings) -> Iterator[Remark]:
@@ -164,3 +165,19 @@ def _buffer_owner(settings: Settings, layout: Layout) -> Iterator[Remark]:
     )
     yield Remark(kind="risk", code="host-buffer-owner", knob="device.ids", message=text, device=settings.devices[0].name,
                  ways=(Way(knob="memory.load", value="mmap"),))  # fmt: skip
+
+
+def _older_copies(launch: Launch, settings: Settings, layout: Layout) -> Iterator[Remark]:
+    """A fork's builds are seldom named, and the older ones keep pipeline copies of every expert on the host."""
+    copied = layout.host.experts * settings.copies
+    asked = launch.options.get("sched-max-copies")
+    if not settings.graph_of_fork or launch.version is not None or asked is not None or not copied:
+        return
+    if len(settings.devices) < 2 or settings.split_mode != "layer" or not settings.kv_offload or min(layout.layer_device) < 0:
+        return
+    text = (
+        f"the build is not given; one from before November 2025 with {settings.copies} scheduler copies asks for {size(copied)} of compute buffer on "
+        f"{settings.devices[0].name} here, copies of the experts in host memory"
+    )
+    yield Remark(kind="risk", code="older-build-copies", knob="engine.version", message=text, device=settings.devices[0].name,
+                 ways=(Way(knob="layers.on_device", value=len(layout.layer_device) - 1, note="the output on the CPU turns pipelining off"),))  # fmt: skip

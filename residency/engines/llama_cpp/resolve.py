@@ -171,8 +171,9 @@ def _key_type(launch: Launch, flash: str, *, quantised: bool) -> str:
 def _latent(launch: Launch, engine: str, version: str, flash: str) -> dict[str, Any]:
     """Return the settings of multi-head latent attention.
 
-    llama.cpp goes by the file. ik_llama.cpp goes by ``-mla``: 0 full heads; 1 keys in latent form; 2 and 3 the same, and
-    prompts are computed on full heads expanded from it, as many at once as ``-amb`` (MiB) allows.
+    llama.cpp goes by the file. ik_llama.cpp goes by ``-mla``: 0 full heads; 1 keys in latent form, and without flash
+    attention values too; 2 and 3 keys only, and prompts are computed on full heads expanded from it, as many at once as
+    ``-amb`` (MiB) allows.
     """
     if engine != history.IK:
         values = history.follows("latent-cache", engine, version) and not history.follows("latent-without-values", engine, version)
@@ -182,6 +183,7 @@ def _latent(launch: Launch, engine: str, version: str, flash: str) -> dict[str, 
     cap = launch.options.get("attn-max-batch")
     return {
         "latent": "on" if mode > 0 else "off", "latent_expanded": mode > 1 and flash != "off",
+        "latent_values": mode == 1 and flash == "off",  # a transposed copy of the latent, for values
         "scores_cap_bytes": cap * 2**20 if isinstance(cap, int) and cap > 0 else 0,
     }  # fmt: skip
 

@@ -1,0 +1,345 @@
+"""What differs by build and by fork: versions, defaults, caches, copies, patterns, and what is remarked."""
+
+from __future__ import annotations
+
+import pytest
+
+import residency
+from residency.engines.llama_cpp import history
+from residency.engines.llama_cpp.version import normal
+from residency.errors import InputError
+
+import published  # isort: skip
+import shapes  # isort: skip
+
+MIB = 2**20
+TWO = {"cards": [[f"CUDA{i}", "cuda", "NVIDIA GeForce RTX 4090", "8.9", 24080, 23640] for i in range(2)], "host": [65536, 60000]}
+ONE = {"cards": TWO["cards"][:1], "host": [65536, 60000]}
+R1 = {**published.DATA["models"]["r1-q2"], "layers": 8}
+MOE = {**published.DATA["models"]["qwen3-235b"], "layers": 6}
+DENSE = published.DATA["models"]["llama-3-8b"]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("builds")
+
+    def report(spec, *flags, engine="llama.cpp", machine=ONE, built=(), name=None, **more):
+        path = shapes.write(folder, name or f"{spec['architecture']}-{spec['layers']}", spec)
+        return residency.validate(
+            ["llama-server", "-m", path, *flags], engine=engine, machine=shapes.machine({**machine, **more}), environ={},
+            overrides=[f"engine.options.{k}={v}" for k, v in built],
+        )  # fmt: skip
+
+    return report
+
+
+def kv(report, pool="CUDA0"):
+    return sum(a.likely_bytes for a in report.budget.allocations if a.pool == pool and str(a.purpose) == "kv")
+
+
+def compute(report, pool="CUDA0"):
+    return sum(a.likely_bytes for a in report.budget.allocations if a.pool == pool and str(a.purpose) == "compute")
+
+
+def codes(report):
+    return {r.code for r in report.budget.remarks}
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "ordered"),
+    [
+        ("b4610", "llama.cpp", "0.0.4610"),
+        ("4726 (6dde1782)", "llama.cpp", "0.0.4726"),
+        ("0.10434.0", "llama.cpp", "0.0.10434"),
+        ("0.5.0", "llama.cpp", "0.5.0"),
+        ("2025-05-20", "llama.cpp", "0.0.5427"),  # a day of the table
+        ("2025-08-10", "llama.cpp", "0.0.6141"),  # 25 of the 45 days between builds 5913 and 6325: 5913 + 25 x 412 / 45
+        ("2025-02-30", "llama.cpp", "0.0.4695"),  # no such day: the middle of the month, 13 of the 18 days from 4615 to 4726
+        ("2025-07-26", "ik_llama.cpp", "0.0.3822"),
+    ],
+)
+def test_versions_are_ordered(text, engine, ordered):
+    assert normal(text, engine) == ordered
+
+
+def test_days_and_builds_rise_together():
+    for rows in history.BUILDS.values():
+        assert list(rows) == sorted(rows)
+        assert [b for _, b in rows] == sorted(b for _, b in rows)
+
+
+def test_every_change_has_both_engines_and_evidence():
+    for law, columns in history.CHANGES.items():
+        assert set(columns) == {history.UPSTREAM, history.IK}, law
+        assert all(change.evidence for change in columns.values()), law
+
+
+def test_a_capability_is_compared_with_the_ordered_version(judged):
+    # Build numbers are larger than any dotted number, and yet older than 0.5.0.
+    old = judged(DENSE, "-c", "4096", engine="llama.cpp@b4610", machine=TWO)
+    new = judged(DENSE, "-c", "4096", engine="llama.cpp@0.5.0", machine=TWO)
+    assert (old.engine.has("pipeline-fallback", None), new.engine.has("pipeline-fallback", None)) == (False, True)
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("engine", "flash"), [("llama.cpp@b6000", False), ("llama.cpp@b6400", True), ("ik_llama.cpp@3822", False), ("ik_llama.cpp@3956", True)])
+def test_flash_attention_by_default(engine, flash, judged):
+    assert judged(DENSE, "-c", "4096", "-ngl", "99", engine=engine).budget.facts["flash_attn"] is flash
+
+
+def test_a_bare_flash_flag_and_its_negation(judged):
+    assert judged(DENSE, "-c", "4096", "-ngl", "99", "-fa", engine="ik_llama.cpp@3822").budget.facts["flash_attn"] is True
+    assert judged(DENSE, "-c", "4096", "-ngl", "99", "-no-fa", engine="ik_llama.cpp").budget.facts["flash_attn"] is False
+
+
+def test_layers_stay_on_the_host_where_that_is_the_default(judged):
+    assert kv(judged(DENSE, "-c", "4096", engine="llama.cpp@b6000")) == 0
+    assert kv(judged(DENSE, "-c", "4096", engine="llama.cpp@b6300")) == 4096 * 2048 * 2 * 32
+
+
+def test_the_output_is_the_last_or_the_first_unit_of_ngl(judged):
+    def output(engine):
+        report = judged(DENSE, "-c", "4096", "-ngl", "32", engine=engine)
+        return kv(report), sum(a.likely_bytes for a in report.budget.allocations if a.pool == "CUDA0" and str(a.purpose) == "weights")
+
+    layer, table = 4096 * 2048 * 2, 128256 * 4096 * 210 // 256
+    old_kv, old_weights = output("llama.cpp@b7000")
+    new_kv, new_weights = output("llama.cpp@b7500")
+    assert (old_kv, new_kv) == (32 * layer, 31 * layer)
+    assert new_weights - old_weights == table + 4096 * 4 - (old_weights // 32)  # output and its norm for one block
+
+
+def test_windows_are_cached_whole_before_they_were_not(judged):
+    spec = published.DATA["models"]["command-r7b"]
+    flags = ("-c", "32768", "-ngl", "99", "-fa", "on", "-np", "1")
+    row = 2 * 1024 * 2
+    assert kv(judged(spec, *flags, engine="llama.cpp@b5400")) == 32 * 32768 * row
+    assert kv(judged(spec, *flags, engine="llama.cpp@b5500")) == (8 * 32768 + 24 * 4608) * row
+    assert kv(judged(spec, *flags, engine="ik_llama.cpp")) == 32 * 32768 * row
+
+
+def test_logits_for_slots_or_for_the_whole_micro_batch(judged):
+    flags = ("-c", "4096", "-ngl", "99", "-np", "1", "-fa", "on")
+    old, new = (compute(judged(DENSE, *flags, engine=f"llama.cpp@{v}")) for v in ("b9000", "b9500"))
+    assert old - new > 128256 * 512 * 4 // 2
+
+
+# -- latent attention --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "per_token"),
+    [
+        ("ik_llama.cpp", ("-mla", "3"), 576 * 2),
+        ("ik_llama.cpp", ("-mla", "1", "-no-fa"), (576 + 512) * 2),  # a transposed copy of the values beside it
+        ("ik_llama.cpp", ("-mla", "0"), 128 * (192 + 128) * 2),
+        ("ik_llama.cpp@3822", (), 128 * (192 + 128) * 2),
+        ("ik_llama.cpp", (), 576 * 2),
+        ("llama.cpp", (), 128 * (192 + 128) * 2),  # the file has no keys of latent attention
+    ],
+)
+def test_what_a_token_costs_per_layer(engine, flags, per_token, judged):
+    report = judged(R1, "-c", "2048", "-ngl", "99", *flags, engine=engine, machine=published.DATA["machines"]["4x-a100"])
+    assert sum(kv(report, f"CUDA{i}") for i in range(4)) == 8 * 2048 * per_token
+
+
+def test_a_file_made_for_latent_attention_had_values_beside_it_for_a_while(judged):
+    spec = {**R1, "heads_kv": 1, "head_k": 192}
+    extra = {"deepseek2.attention.key_length_mla": 192, "deepseek2.attention.value_length_mla": 128, "deepseek2.attention.key_length": 576,
+             "deepseek2.attention.value_length": 512}  # fmt: skip
+
+    def total(engine, tmp):
+        path = shapes.write(tmp, "latent", spec, extra=extra)
+        machine = shapes.machine(published.DATA["machines"]["4x-a100"])
+        report = residency.validate(["llama-server", "-m", path, "-c", "2048", "-ngl", "99", "-fa", "on", "-np", "1"], engine=engine, machine=machine, environ={})
+        return sum(kv(report, f"CUDA{i}") for i in range(4))
+
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert total("llama.cpp@b7000", Path(folder)) == 8 * 2048 * (576 + 512) * 2
+        assert total("llama.cpp@b8000", Path(folder)) == 8 * 2048 * 576 * 2
+
+
+def test_scores_are_capped(judged):
+    flags = ("-c", "16384", "-ngl", "99", "-mla", "1", "-no-fa", "-ub", "512")
+    machine = published.DATA["machines"]["4x-a100"]
+    whole = compute(judged(R1, *flags, engine="ik_llama.cpp", machine=machine, built=(("sched-max-copies", 1),)))
+    capped = compute(judged(R1, *flags, "-amb", "512", engine="ik_llama.cpp", machine=machine, built=(("sched-max-copies", 1),)))
+    scores = 128 * 512 * 16384 * 4
+    assert whole > scores
+    assert whole - capped == pytest.approx(scores - 512 * MIB, rel=0.02)
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------------
+
+
+def test_copies_of_host_experts_count_every_tower_and_copy(judged):
+    flags = ("-c", "2048", "-ngl", "99", "-fa", "-ot", "exps=CPU")
+    towers = 6 * (2 * 4096 * 1536 * 128 * 110 // 256 + 4096 * 1536 * 128 * 144 // 256)
+    at = {n: compute(judged(MOE, *flags, engine="ik_llama.cpp@3822", machine=TWO, built=(("sched-max-copies", n),))) for n in (2, 4)}
+    assert at[4] - at[2] == pytest.approx(2 * towers, rel=0.02)
+    assert compute(judged(MOE, *flags, engine="ik_llama.cpp@3956", machine=TWO)) < towers
+
+
+def test_an_unnamed_build_of_the_fork_is_warned_of(judged):
+    flags = ("-c", "2048", "-ngl", "99", "-ot", "exps=CPU")
+    assert "older-build-copies" in codes(judged(MOE, *flags, engine="ik_llama.cpp", machine=TWO))
+    assert "older-build-copies" not in codes(judged(MOE, *flags, engine="ik_llama.cpp@3956", machine=TWO))
+    assert "older-build-copies" not in codes(judged(MOE, *flags, engine="ik_llama.cpp", machine=ONE))
+
+
+def test_a_second_try_without_copies_is_a_warning_where_the_engine_makes_one(judged):
+    flags = ("-c", "65536", "-ngl", "99", "-np", "1", "-ub", "2048", "-fa", "on", "-ts", "1,1")
+
+    def most(*built):
+        sums = judged(DENSE, *flags, engine="llama.cpp@b7000", machine=TWO, built=built).budget.allocations
+        return max(sum(a.likely_bytes for a in sums if a.pool == f"CUDA{i}") for i in range(2)) / MIB
+
+    free = (most() + most(("sched-max-copies", 1))) / 2
+    machine = {"cards": [[f"CUDA{i}", "cuda", "NVIDIA GeForce RTX 4090", "8.9", 24080, free] for i in range(2)], "host": [65536, 60000]}
+    new = judged(DENSE, *flags, engine="llama.cpp@b7000", machine=machine)
+    old = judged(DENSE, *flags, engine="llama.cpp@b6500", machine=machine)
+    assert ("pipeline-fallback" in codes(new), new.verdict) == (True, "allow")
+    assert new.budget.facts["pipeline_copies"] == 1
+    assert ("pipeline-fallback" in codes(old), old.verdict) == (False, "veto")
+    assert "layer-split/pipeline-copies" in {f.rule for f in old.findings if str(f.outcome) == "veto"}
+
+
+# -- patterns, types, architectures ----------------------------------------------------------------------------------------
+
+
+def test_a_pattern_that_knows_fused_experts(judged):
+    spec = {**published.DATA["models"]["qwen35-397b"], "layers": 4}
+    flags = ("-c", "2048", "-ngl", "99", "-cmoe")
+
+    def experts(engine):
+        return sum(a.likely_bytes for a in judged(spec, *flags, engine=engine).budget.allocations if a.pool == "CUDA0" and str(a.purpose) == "experts")
+
+    assert experts("llama.cpp@8284") == 4 * 4096 * 2048 * 512 * 144 // 256
+    assert experts("llama.cpp@8300") == 0
+
+
+def test_a_type_of_the_fork_is_sized_by_the_gap_and_refused_upstream(tmp_path):
+    from gguf_writer import write_gguf
+
+    metadata, tensors = shapes.Shape({**DENSE, "layers": 2}).build()
+    rows = [(n, 138, s, 4096 * 14336 * 110 // 256) if n == "blk.1.ffn_up.weight" else (n, t, s) for n, t, s in tensors]
+    path = write_gguf(tmp_path / "iq3_k.gguf", metadata, rows)
+    machine = shapes.machine(ONE)
+    fork = residency.validate(["llama-server", "-m", path, "-c", "2048", "-ngl", "99"], engine="ik_llama.cpp", machine=machine, environ={})
+    upstream = residency.validate(["llama-server", "-m", path, "-c", "2048", "-ngl", "99"], engine="llama.cpp", machine=machine, environ={})
+    assert (fork.verdict, upstream.verdict) == ("allow", "veto")
+    assert "unknown-tensor-type" in codes(upstream)
+
+
+@pytest.mark.parametrize(("engine", "verdict"), [("llama.cpp@b5000", "veto"), ("llama.cpp@b5100", "allow"), ("llama.cpp", "allow")])
+def test_an_architecture_newer_than_the_build(engine, verdict, judged):
+    report = judged(MOE, "-c", "2048", engine=engine)
+    assert report.verdict == verdict
+    assert ("architecture-too-new" in codes(report)) is (verdict == "veto")
+
+
+def test_the_forks_flags_are_not_upstreams(judged):
+    with pytest.raises(InputError, match="has no flag -mla"):
+        judged(DENSE, "-mla", "3")
+    assert judged(DENSE, "-c", "4096", "-ngl", "99", "-fmoe", "-rtr", "-ctk", "q6_0", "-fa", engine="ik_llama.cpp").verdict == "allow"
+    with pytest.raises(InputError, match="q6_0"):
+        judged(DENSE, "-ctk", "q6_0")
+
+
+# -- remarks -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_split_for_devices_that_are_not_there(judged):
+    none = {"host": [65536, 60000]}
+    report = judged(DENSE, "-c", "4096", "-ts", "64,36", machine=none)
+    assert (report.verdict, "split-without-devices" in codes(report)) == ("veto", True)
+    assert judged(DENSE, "-c", "4096", "-ts", "64,0", machine=none).verdict == "allow"
+    assert "no-device" in codes(judged(DENSE, "-c", "4096", "-ngl", "20", machine=none))
+    assert judged(DENSE, "-c", "4096", "-dev", "none", "-ngl", "20", machine=none).verdict == "allow"
+
+
+def test_context_beyond_training(judged):
+    assert "context-beyond-training" in codes(judged(DENSE, "-c", "262144", "-np", "1", "-ctk", "q4_0", "-ctv", "q4_0"))
+    assert "context-beyond-training" not in codes(judged(DENSE, "-c", "131072", "-np", "1"))
+    assert "context-beyond-training" not in codes(judged(DENSE, "-c", "262144", "-np", "1", "--rope-scaling", "yarn"))
+
+
+def test_layers_left_behind(judged):
+    left = judged(DENSE, "-c", "8192", "-np", "1", "-ngl", "20")
+    assert "layers-left-on-host" in codes(left)
+    text = next(r.message for r in left.budget.remarks if r.code == "layers-left-on-host")
+    assert "13 of 32 layers" in text  # 20 units, one of them the output
+    assert "layers-left-on-host" not in codes(judged(DENSE, "-c", "8192", "-np", "1", "-ngl", "0"))
+    full = {"cards": [["CUDA0", "cuda", "card", "8.9", 5000, 4900]], "host": [65536, 60000]}
+    assert "layers-left-on-host" not in codes(judged(DENSE, "-c", "8192", "-np", "1", "-ngl", "20", machine=full))
+
+
+def test_experts_on_the_host_under_a_row_split(judged):
+    report = judged(MOE, "-c", "2048", "-ngl", "99", "-sm", "row", "-ot", "exps=CPU", engine="llama.cpp@b6500", machine=TWO)
+    assert "experts-on-host-in-split" in codes(report)
+    assert "experts-on-host-in-split" not in codes(judged(MOE, "-c", "2048", "-ngl", "99", "-ot", "exps=CPU", machine=TWO))
+
+
+@pytest.mark.parametrize(("limit", "warned"), [(-1, False), (64 * MIB, True), (2**40, False), (None, True)])
+def test_locked_memory_beyond_its_limit(limit, warned, judged):
+    host = {} if limit is None else {"memlock_bytes": limit}
+    report = judged(MOE, "-c", "2048", "-ngl", "99", "-cmoe", "--load-mode", "mlock", more={"host": host})
+    assert ("memory-lock-limit" in codes(report)) is warned
+    assert report.verdict == "allow"
+
+
+def test_page_locked_memory_the_host_will_hardly_give(judged):
+    flags = ("-c", "2048", "-ngl", "99", "-cmoe", "--load-mode", "none")
+    needed = 6 * (2 * 4096 * 1536 * 128 * 110 // 256 + 4096 * 1536 * 128 * 144 // 256) / MIB
+    small = {"cards": ONE["cards"], "host": [needed * 1.6, needed * 1.5]}
+    assert "pinned-memory" in codes(judged(MOE, *flags, machine=small, more={"host": {"system": "windows"}}))
+    assert "pinned-memory" not in codes(judged(MOE, *flags, machine=small, more={"host": {"system": "linux"}}))
+
+
+def test_scores_without_flash_attention(judged):
+    flags = ("-c", "32768", "-np", "1", "-ngl", "99")
+    report = judged(DENSE, *flags, "-fa", "off")
+    text = next(r.message for r in report.budget.remarks if r.code == "attention-scores")
+    assert "2.00 GiB of attention scores" in text  # 32 heads x 512 x 32768 x 4
+    assert "attention-scores" not in codes(judged(DENSE, *flags, "-fa", "on"))
+
+
+# -- the largest single allocation -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("engine", "verdict"), [("llama.cpp@b6000", "veto"), ("llama.cpp@b7000", "allow")])
+def test_one_buffer_above_the_drivers_limit(engine, verdict, judged):
+    machine = {"cards": [["Vulkan0", "vulkan", "card", "", 24000, 23500]], "host": [65536, 60000], "device": {"largest_allocation_bytes": 2**31}}
+    report = judged(DENSE, "-c", "40960", "-np", "1", "-ngl", "99", "-fa", "off", engine=engine, machine=machine)
+    assert report.verdict == verdict
+    found = next((f for f in report.findings if f.rule == "devices/largest-allocation" and str(f.outcome) == "veto"), None)
+    assert (found is not None) is (verdict == "veto")
+    if found is not None:
+        assert found.have_bytes == 2**31 < found.need_bytes
+        assert any(fix.knob == "context.flash_attention" and fix.verified for fix in found.fixes)
+
+
+def test_a_tensor_above_the_drivers_limit_is_refused_whatever_the_build(judged):
+    machine = {"cards": [["Vulkan0", "vulkan", "card", "", 24000, 23500]], "host": [65536, 60000], "device": {"largest_allocation_bytes": 2**28}}
+    report = judged(DENSE, "-c", "4096", "-np", "1", "-ngl", "99", machine=machine)
+    found = next(f for f in report.findings if f.rule == "devices/largest-allocation" and str(f.outcome) == "veto")
+    assert found.largest_name == "output.weight"
+    assert found.need_bytes == 128256 * 4096 * 210 // 256
+
+
+def test_the_limit_is_read_from_a_profile():
+    machine = published.DATA["machines"]["mi60-vulkan"]
+    from residency.machine.profile import machine_from_mapping, to_mapping
+
+    read = machine_from_mapping(shapes.machine(machine))
+    assert read.devices[0].largest_allocation_bytes == 4 * 2**30
+    assert machine_from_mapping(to_mapping(read)) == read
