@@ -343,3 +343,28 @@ def test_the_limit_is_read_from_a_profile():
     read = machine_from_mapping(shapes.machine(machine))
     assert read.devices[0].largest_allocation_bytes == 4 * 2**30
     assert machine_from_mapping(to_mapping(read)) == read
+
+
+def test_a_command_line_of_the_forks_own_flags(judged):
+    flags = ("-c", "4096", "-ngl", "99", "-ger", "-no-mmad", "-no-gr", "-smf32", "-grt", "f16", "-sas", "-vq", "-ooae", "-crs", "0.5", "-gr", "-mqkv", "-ser", "6,1",
+             "-cuda", "fusion=1", "--jinja", "-khad", "-wgt", "1")  # fmt: skip
+    with pytest.raises(InputError, match="has no flag -wgt"):
+        judged(MOE, *flags, engine="ik_llama.cpp", machine=TWO)
+    assert judged(MOE, *flags[:-2], "-ot", "exps=CPU", engine="ik_llama.cpp", machine=TWO).verdict == "allow"
+
+
+def test_the_offload_policy_keeps_experts_off_the_device(judged):
+    flags = ("-c", "4096", "-ngl", "99", "-ot", "exps=CPU", "-ub", "128")
+    tower = 4096 * 1536 * 128 * 110 // 256
+    copied, kept = (compute(judged(MOE, *flags, *more, engine="ik_llama.cpp")) for more in ((), ("-op", "26,0,27,0,29,0")))
+    assert copied - kept > tower // 2
+
+
+def test_split_mode_graph_spreads_every_tensor(judged):
+    report = judged(MOE, "-c", "4096", "-ngl", "99", "-sm", "graph", engine="ik_llama.cpp", machine=TWO)
+    assert report.verdict == "allow"
+    assert "graph-split" in codes(report)
+    shares = [sum(a.likely_bytes for a in report.budget.allocations if a.pool == f"CUDA{i}" and str(a.purpose) == "experts") for i in range(2)]
+    assert shares[0] == pytest.approx(shares[1], rel=0.02)
+    with pytest.raises(InputError, match="expects one of none, layer, row, tensor"):
+        judged(MOE, "-sm", "graph")

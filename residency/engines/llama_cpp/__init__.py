@@ -108,10 +108,11 @@ class IkLlamaCpp(LlamaCpp):
         rows=(
             *(row for row in CAPABILITIES.rows if row.id not in ("split-row", "split-tensor", "pipeline-fallback")),
             Capability(id="split-row", title="split of weight rows over devices", platforms=("cuda", "rocm"), evidence="--split-mode row, its README"),
+            Capability(id="split-tensor", title="tensor-parallel split", platforms=("cuda",), evidence="--split-mode graph, https://github.com/ikawrakow/ik_llama.cpp/pull/1080"),
             Capability(id="pipeline-fallback", title="second try without pipeline copies", since=CHANGES["copies-fall-back"][IK].since,
                        evidence=CHANGES["copies-fall-back"][IK].evidence),
         ),
-        titles={**CAPABILITIES.titles, "split-tensor": "tensor-parallel split"},
+        titles=CAPABILITIES.titles,
     )  # fmt: skip
 
 

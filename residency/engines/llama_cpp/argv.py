@@ -79,7 +79,7 @@ def convert(flag: Flag, text: str) -> Any:
             close = difflib.get_close_matches(text, flag.choices, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ValueError(f"expects one of {', '.join(flag.choices)}, not {clean(text)!r}{hint}")
-        return text
+        return dict(flag.meaning).get(text, text)
     if kind == "list":
         return [part for part in text.split(",") if part]
     if kind == "devices":

@@ -45,6 +45,7 @@ class Flag:
     instead: str = ""
     programs: tuple[str, ...] = ()  # empty: all
     forks: tuple[str, ...] = ()  # only these forks know it
+    meaning: tuple[tuple[str, str], ...] = ()  # values in the knob's own words
 
 
 def _f(target: str, names: str, kind: Kind, env: str | None = None, **more: object) -> Flag:
@@ -72,6 +73,7 @@ FLAGS: tuple[Flag, ...] = (
     _f("kv.value_type", "-ctv --cache-type-v", "choice", "CACHE_TYPE_V", choices=KV_TYPES),
     _f("kv.on_device", "-kvo --kv-offload", "switch", "KV_OFFLOAD", negative=("-nkvo", "--no-kv-offload")),
     _f("layers.on_device", "-ngl --gpu-layers --n-gpu-layers", "layers", "N_GPU_LAYERS"),
+    _f("layers.split", "-sm --split-mode", "choice", choices=("none", "layer", "row", "attn", "graph"), forks=IK, meaning=(("attn", "tensor"), ("graph", "tensor"))),
     _f("layers.split", "-sm --split-mode", "choice", "SPLIT_MODE", choices=("none", "layer", "row", "tensor")),
     _f("layers.ratio", "-ts --tensor-split", "ratios", "TENSOR_SPLIT"),
     _f("device.main", "-mg --main-gpu", "int", "MAIN_GPU"),
@@ -150,6 +152,24 @@ FLAGS: tuple[Flag, ...] = (
     _f("option:k-cache-hadamard", "-khad --k-cache-hadamard", "flag", forks=IK),
     _f("option:no-fused-up-gate", "-no-fug --no-fused-up-gate", "flag", forks=IK),
     _f("option:max-gpu", "-mgpu --max-gpu", "int", forks=IK),
+    _f("option:offload-policy", "-op --offload-policy", "text", forks=IK),
+    _f("option:grouped-expert-routing", "-ger --grouped-expert-routing", "flag", forks=IK),
+    _f("option:no-fused-mul-multiadd", "-no-mmad --no-fused-mul-multiadd", "flag", forks=IK),
+    _f("option:no-graph-reuse", "-no-gr --no-graph-reuse", "flag", forks=IK),
+    _f("option:split-mode-f16", "-smf16 --split-mode-f16", "flag", forks=IK),
+    _f("option:split-mode-f32", "-smf32 --split-mode-f32", "flag", forks=IK),
+    _f("option:graph-reduce-type", "-grt --graph-reduce-type", "text", forks=IK),
+    _f("option:scheduler-async", "-sas --scheduler-async", "flag", forks=IK),
+    _f("option:validate-quants", "-vq --validate-quants", "flag", forks=IK),
+    _f("option:offload-only-active-experts", "-ooae --offload-only-active-experts", "flag", forks=IK),
+    _f("option:draft-params", "-draft --draft-params", "text", forks=IK),
+    _f("option:ctx-size-draft", "-cd --ctx-size-draft", "int", forks=IK),
+    _f("option:p-split", "-ps --p-split", "text", forks=IK),
+    _f("option:cache-ram-similarity", "-crs --cache-ram-similarity", "text", forks=IK),
+    _f("option:cache-ram-n-min", "-cram-n-min --cache-ram-n-min", "int", forks=IK),
+    _f("option:reasoning-tokens", "--reasoning-tokens", "text", forks=IK),
+    _f("option:max-extra-alloc", "--max-extra-alloc", "int", forks=IK),
+    _f("option:dump-kv-cache", "-dkvc", "flag", forks=IK),
     _f("option:no-flash-attn", "-no-fa --no-flash-attn", "flag", forks=IK),
     _f("option:no-fused-moe", "-no-fmoe --no-fused-moe", "flag", forks=IK),
     _f("option:sched-max-copies", "", "int"),  # how the engine was built, not a flag: GGML_SCHED_MAX_COPIES

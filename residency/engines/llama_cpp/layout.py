@@ -511,9 +511,9 @@ def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
                     knob, type_name, ways=(Way(knob=knob, value="f16"),),
                 )  # fmt: skip
     if settings.split_mode == "tensor":
-        if hyper.architecture in NO_TENSOR_SPLIT:
+        if hyper.architecture in NO_TENSOR_SPLIT and not settings.graph_of_fork:
             refuse("tensor-split-architecture", f"split mode tensor is not implemented for {hyper.architecture}", "layers.split", "tensor")
-        if settings.flash_attn == "off":
+        if settings.flash_attn == "off" and not settings.graph_of_fork:
             refuse("tensor-split-without-flash-attention", "split mode tensor needs flash attention, which is off", "layers.split", "tensor")
     return found
 
@@ -656,9 +656,9 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     for i, peak in enumerate(peaks):
         if any(w == i for w in where[: hyper.layers]):
             peaks[i] = max(peak, latent.expanded(checkpoint, hyper, settings, resolved, first=i == 0))
-    if peaks:
-        peaks[0] += copied
     bands = [compute.Band.around(peak, spread) for peak in peaks]
+    if copied:  # exact, whatever the graph
+        bands[0] = compute.Band(certain=bands[0].certain + copied, likely=bands[0].likely + copied, at_most=bands[0].at_most + copied)
     on_host = compute.Band.around(host_peak, compute.HOST)
     what = f"compute buffer of a {shape.tokens}-token micro-batch"
     if placement.pipeline:

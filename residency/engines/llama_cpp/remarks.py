@@ -44,6 +44,9 @@ def remarks(
     yield from _locked(launch, machine, layout)
     yield from _buffer_owner(settings, layout)
     yield from _older_copies(launch, settings, layout)
+    if settings.graph_of_fork and settings.split_mode == "tensor":
+        text = "split mode graph is laid out like llama.cpp's split mode tensor; no log of it was compared"
+        yield Remark(kind="unverified", code="graph-split", knob="layers.split", value="graph", message=text)
 
 
 def _no_device(launch: Launch, settings: Settings) -> Iterator[Remark]:

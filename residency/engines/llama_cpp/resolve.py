@@ -101,7 +101,7 @@ def resolve(launch: Launch, machine: Machine, version: str, engine: str = histor
         type_v=cache_type(launch.get("kv.value_type")),
         flash_attn=cast("Any", flash),
         kv_offload=launch.get("kv.on_device") is not False,
-        op_offload=option("op-offload", True) is not False,
+        op_offload=option("op-offload", True) is not False and not _offload_forbidden(option("offload-policy")),
         swa_full=bool(launch.get("context.full_window")) or not follows("window-cache"),
         overrides=_overrides(launch, EXPERTS if follows("fused-gate-in-pattern") else EXPERTS_SPLIT),
         load_mode=launch.get("memory.load") or "auto",
@@ -216,6 +216,17 @@ def _overrides(launch: Launch, experts: str) -> tuple[Override, ...]:
             experts=experts,
         ),
     )
+
+
+#: Operations of ``-op`` of ik_llama.cpp: every one, and products with the chosen experts.
+_EVERY_OPERATION, _EXPERT_PRODUCT = "-1", "27"
+
+
+def _offload_forbidden(policy: Any) -> bool:
+    """Whether ``-op`` keeps weights in host memory from being copied to a device for large batches."""
+    words = policy.split(",") if isinstance(policy, str) else []
+    pairs = dict(zip(words[::2], words[1::2], strict=False))
+    return "0" in (pairs.get(_EVERY_OPERATION), pairs.get(_EXPERT_PRODUCT))
 
 
 def _minimum_batch(launch: Launch) -> int:
