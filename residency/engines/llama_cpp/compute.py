@@ -1155,7 +1155,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         if following is not None and following.attends and not placement.cache_on_host and run[position + 1] not in host:
             graph.ahead = following.windowed
         graph.elsewhere = moved is not None and any(
-            "exps" in n and (d != device if d >= 0 else placement.experts_on_first and device and placement.offered) for n, d in moved.items()
+            "exps" in n and (d != device if d >= 0 else not placement.offered or (placement.experts_on_first and device)) for n, d in moved.items()
         )
         if i in host:
             graph.foreign = None
