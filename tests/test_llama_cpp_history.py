@@ -267,6 +267,19 @@ def test_a_split_for_devices_that_are_not_there(judged):
     assert judged(DENSE, "-c", "4096", "-dev", "none", "-ngl", "20", machine=none).verdict == "allow"
 
 
+def test_shares_of_devices_that_are_not_there_are_ignored(judged):
+    assert "ratio-beyond-devices" in codes(judged(DENSE, "-c", "4096", "-ts", "3,2,1", machine=TWO))
+    assert "ratio-beyond-devices" not in codes(judged(DENSE, "-c", "4096", "-ts", "3,2,0", machine=TWO))
+
+
+@pytest.mark.parametrize(
+    ("engine", "flash", "cells"),
+    [("llama.cpp@b6000", "off", 5024), ("llama.cpp@b6000", "on", 5120), ("llama.cpp@b7000", "off", 5120), ("ik_llama.cpp", "off", 5024)],
+)
+def test_a_context_is_rounded_up(engine, flash, cells, judged):
+    assert kv(judged(DENSE, "-c", "5001", "-ngl", "99", "-np", "1", "-fa", flash, engine=engine)) == cells * 2048 * 2 * 32
+
+
 def test_context_beyond_training(judged):
     assert "context-beyond-training" in codes(judged(DENSE, "-c", "262144", "-np", "1", "-ctk", "q4_0", "-ctv", "q4_0"))
     assert "context-beyond-training" not in codes(judged(DENSE, "-c", "131072", "-np", "1"))

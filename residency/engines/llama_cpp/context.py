@@ -58,16 +58,17 @@ def resolve(hyper: HyperParameters, settings: Settings, *, flash: bool) -> Resol
     asked = settings.n_ctx or hyper.context_train
     batch = min(asked, settings.n_batch) if hyper.causal else settings.n_batch
     ubatch = min(batch, settings.n_ubatch or batch)
-    total = pad(asked, CELL_STEP)
+    step = CELL_STEP if flash else settings.plain_cells
+    total = pad(asked, step)
     if settings.unified:
         each, streams = total, 1
     else:
-        each, streams = pad(total // sequences, CELL_STEP), sequences
+        each, streams = pad(total // sequences, step), sequences
         total = each * sequences
     rows = batch if settings.outputs == "batch" or settings.embeddings else sequences * settings.n_outputs_per_seq
     tokens = min(total, ubatch)
     share = sequences if settings.unified and hyper.memory != "dsv4" else 1
-    window_cells = each if settings.swa_full else min(each, pad(min(each, hyper.window * share + ubatch), CELL_STEP))
+    window_cells = each if settings.swa_full else min(each, pad(min(each, hyper.window * share + ubatch), step))
     return Resolved(
         n_ctx=total, n_ctx_seq=each, streams=streams, sequences=sequences, n_batch=batch, n_ubatch=ubatch,
         n_outputs=min(tokens, rows, batch), flash=flash, window_cells=window_cells,

@@ -57,6 +57,11 @@ CHANGES: Mapping[str, Mapping[str, Change]] = {
         UPSTREAM: Change("0.0.5427", "https://github.com/ggml-org/llama.cpp/pull/13194"),
         IK: Change(None, "https://github.com/ikawrakow/ik_llama.cpp/issues/1607: every layer keeps the full context"),
     },
+    # The context is a multiple of 256 cells; before, without flash attention, of 32.
+    "cells-of-256": {
+        UPSTREAM: Change("0.0.6980", "https://github.com/ggml-org/llama.cpp/pull/17046; until then https://github.com/ggml-org/llama.cpp/pull/7257"),
+        IK: Change(None, "get_padding in src/llama.cpp"),
+    },
     # Multi-head latent attention caches the latent, for files converted with it.
     "latent-cache": {
         UPSTREAM: Change("0.0.5130", "https://github.com/ggml-org/llama.cpp/pull/12801"),

@@ -50,9 +50,13 @@ def remarks(
 
 
 def _no_device(launch: Launch, settings: Settings) -> Iterator[Remark]:
+    ratio = [r for r in launch.get("layers.ratio") or () if r]
+    extra = [r for r in (launch.get("layers.ratio") or ())[len(settings.devices) :] if r]
+    if settings.devices and extra:
+        text = f"the split ratio has shares for {len(ratio)} devices and the engine sees {len(settings.devices)}: the rest of it is ignored"
+        yield Remark(kind="inert", code="ratio-beyond-devices", knob="layers.ratio", value=list(launch.get("layers.ratio") or ()), message=text)
     if settings.devices or launch.get("device.kind") == "cpu" or launch.get("device.ids") == []:
         return
-    ratio = [r for r in launch.get("layers.ratio") or () if r]
     if len(ratio) > 1:
         yield Remark(
             kind="impossible", code="split-without-devices", knob="layers.ratio", value=list(launch.get("layers.ratio") or ()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from . import history
+from .context import CELL_STEP
 from .settings import EXPERTS, EXPERTS_SPLIT, DeviceSpec, Override, Settings, expert_overrides
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 BATCH_OUTPUTS = ("llama-fit-params", "llama-completion", "llama-bench", "llama-mtmd-cli")
 #: Programs that pick four slots with one shared cache when ``-np`` is not given.
 AUTO_SLOTS = ("llama-server",)
+#: Cells a context is a multiple of without flash attention, in builds that tell the two apart.
+OLD_PLAIN_CELLS = 32
 #: Copies of a build for pipeline parallelism (GGML_SCHED_MAX_COPIES).
 COPIES = 4
 #: ``-mla`` of ik_llama.cpp when nothing is said, with flash attention on by default; earlier builds say 0.
@@ -117,6 +120,7 @@ def resolve(launch: Launch, machine: Machine, version: str, engine: str = histor
         copies=copies if isinstance(copies, int) and copies > 0 else COPIES,
         copies_with_overrides=not follows("no-copies-with-overrides"),
         output_first=follows("output-first"),
+        plain_cells=CELL_STEP if follows("cells-of-256") else OLD_PLAIN_CELLS,
         cache_rows_per_head=follows("cache-rows-per-head"),
         cache_rows_padded=follows("cache-rows-padded"),
         half_mask=follows("half-mask"),

@@ -78,6 +78,7 @@ class Settings:
     latent: Literal["file", "on", "off"] = "file"  # latent attention cache: as the file says, always, never
     latent_values: bool = False  # the latent cache keeps a row of values, too (builds until January 2026)
     latent_expanded: bool = False  # prompts are computed on the cache expanded to full heads (-mla 2 and 3)
+    plain_cells: int = 256  # the context is a multiple of this many cells without flash attention
     cache_rows_per_head: bool = False  # a quantised cache pads every head's row, not that of all heads
     cache_rows_padded: bool = True  # the partial row of a quantised cache tensor is padded at all
     graph_measured: bool = True  # compute buffers of this very graph were compared with the engine's
