@@ -280,6 +280,29 @@ def test_a_context_is_rounded_up(engine, flash, cells, judged):
     assert kv(judged(DENSE, "-c", "5001", "-ngl", "99", "-np", "1", "-fa", flash, engine=engine)) == cells * 2048 * 2 * 32
 
 
+def test_an_override_behind_the_catch_all(judged):
+    late = judged(MOE, "-c", "4096", "-ngl", "99", "-ot", "exps=CPU", "-ot", r"blk\.[01]\.ffn_.*=CUDA0")
+    early = judged(MOE, "-c", "4096", "-ngl", "99", "-ot", r"blk\.[01]\.ffn_.*=CUDA0", "-ot", "exps=CPU")
+    text = next(r.message for r in late.budget.remarks if r.code == "override-shadowed")
+    assert text.startswith("6 of 10 tensors")  # three towers of two blocks; norm and router are still free
+    assert "override-shadowed" not in codes(early)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "rows"),
+    [
+        ("llama.cpp", (), {"prompt cache", "context checkpoints, 32 per slot"}),
+        ("llama.cpp", ("--swa-full",), {"prompt cache"}),
+        ("llama.cpp@b6500", (), {"context checkpoints, 32 per slot"}),
+        ("llama.cpp@b6000", (), set()),
+        ("ik_llama.cpp@3822", (), set()),
+    ],
+)
+def test_what_the_server_keeps_in_host_memory(engine, flags, rows, judged):
+    report = judged(published.DATA["models"]["command-r7b"], "-c", "8192", "-ngl", "99", "-np", "1", *flags, engine=engine)
+    assert {a.name for a in report.budget.allocations if str(a.phase) == "run-time" and a.pool == "host"} == rows
+
+
 def test_context_beyond_training(judged):
     assert "context-beyond-training" in codes(judged(DENSE, "-c", "262144", "-np", "1", "-ctk", "q4_0", "-ctv", "q4_0"))
     assert "context-beyond-training" not in codes(judged(DENSE, "-c", "131072", "-np", "1"))

@@ -54,7 +54,7 @@ def companions(
         rows += more
         remarks += said
     if program_of(launch) in ("llama-server", "llama-cli"):
-        more, said = _host_caches(launch, models, machine, layout)
+        more, said = _host_caches(launch, models, machine, settings, layout)
         rows += more
         remarks += said
     return rows, remarks
@@ -206,7 +206,7 @@ def vision(launch: Launch, tower: Checkpoint, machine: Machine, settings: Settin
     return rows, []
 
 
-def _host_caches(launch: Launch, models: Models, machine: Machine, layout: Layout) -> Rows:
+def _host_caches(launch: Launch, models: Models, machine: Machine, settings: Settings, layout: Layout) -> Rows:
     """The server's prompt cache and context checkpoints: nothing at start, up to their limits in use."""
     host = machine.host_pool
     rows: list[Allocation] = []
@@ -223,14 +223,14 @@ def _host_caches(launch: Launch, models: Models, machine: Machine, layout: Layou
                 message=f"the prompt cache may grow to {limit} MiB and {host.name} has {host.total_bytes // MIB} MiB in all: the process is killed when conversations fill it",
             )
         )  # fmt: skip
-    if size and one:
+    if size and one and (settings.prompt_cache or isinstance(limit, int)):
         rows.append(
             Allocation(pool=host.name, purpose=Purpose.KV, name="prompt cache", phase=Phase.RUN_TIME, certain_bytes=0, likely_bytes=0,
                        at_most_bytes=size, backing="anonymous", knob="option:cache-ram")
         )  # fmt: skip
     count = launch.options.get("ctx-checkpoints")
     count = count if isinstance(count, int) else CHECKPOINTS
-    kept = _checkpoint_bytes(models, layout)
+    kept = _checkpoint_bytes(models, layout, windows=not settings.swa_full) if settings.checkpoints else 0
     if count > 0 and kept:
         rows.append(
             Allocation(pool=host.name, purpose=Purpose.STATE, name=f"context checkpoints, {count} per slot", phase=Phase.RUN_TIME, certain_bytes=0,
@@ -239,16 +239,16 @@ def _host_caches(launch: Launch, models: Models, machine: Machine, layout: Layou
     return rows, remarks
 
 
-def _checkpoint_bytes(models: Models, layout: Layout) -> int:
+def _checkpoint_bytes(models: Models, layout: Layout, *, windows: bool) -> int:
     """Bytes one checkpoint of every slot keeps: recurrent states and windowed caches."""
     model = models.main
     assert model is not None
     hyper = hyper_parameters(model)
     resolved = layout.resolved
     state = sum(d.state for d in (*layout.devices, layout.host))
-    windows = sum(
+    rows = sum(
         row_bytes(resolved.type_k, hyper.key_row(i)) + row_bytes(resolved.type_v, hyper.value_row(i))
         for i in range(hyper.layers)
         if hyper.windowed[i] and hyper.attends[i]
     )
-    return state + (windows * resolved.window_cells * resolved.streams if hyper.any_window else 0)
+    return state + (rows * resolved.window_cells * resolved.streams if hyper.any_window and windows else 0)

@@ -142,6 +142,16 @@ CHANGES: Mapping[str, Mapping[str, Change]] = {
         UPSTREAM: Change("0.0.6570", "https://github.com/ggml-org/llama.cpp/pull/15815"),
         IK: Change(None, "forked before"),
     },
+    # The server keeps states of earlier prompts in host memory (--cache-ram).
+    "prompt-cache": {
+        UPSTREAM: Change("0.0.6720", "https://github.com/ggml-org/llama.cpp/pull/16391"),
+        IK: Change("0.0.3980", "https://github.com/ikawrakow/ik_llama.cpp/pull/954"),
+    },
+    # The server keeps checkpoints of windows and recurrent states in host memory (--ctx-checkpoints).
+    "context-checkpoints": {
+        UPSTREAM: Change("0.0.6170", "https://github.com/ggml-org/llama.cpp/pull/15293"),
+        IK: Change("0.0.3980", "after the prompt cache; no earlier log has them"),
+    },
     # A split over remote devices keeps copies: build 10434 reserves none for them (measured), 0.5.0 does.
     "remote-copies": {
         UPSTREAM: Change("0.5.0", "measured with two local rpc servers"),

@@ -354,6 +354,7 @@ def _override_targets(overrides: Sequence[Override], table: _Table, remarks: lis
             ))  # fmt: skip
             continue
         fresh = 0
+        lost = [i for i in found if taken.get(i, override.target) != override.target]
         for index in found:
             if index not in taken:
                 taken[index] = override.target
@@ -367,6 +368,12 @@ def _override_targets(overrides: Sequence[Override], table: _Table, remarks: lis
             remarks.append(Remark(
                 kind="inert", code="override-shadowed", knob="layers.overrides", value=override.pattern,
                 message=f'every tensor the override pattern "{override.pattern}" matches was already taken by an earlier pattern',
+            ))  # fmt: skip
+        elif lost and override.origin == "-ot" and 2 * sum(table.rows[i].nbytes for i in lost) > sum(table.rows[i].nbytes for i in found):
+            remarks.append(Remark(
+                kind="inert", code="override-shadowed", knob="layers.overrides", value=override.pattern,
+                message=f'{len(lost)} of {len(found)} tensors the override pattern "{override.pattern}" matches, most of its bytes, were already '
+                "taken by an earlier pattern: the first match wins",
             ))  # fmt: skip
     return taken
 

@@ -88,6 +88,8 @@ class Settings:
     rotated_cache: bool = True  # a quantised cache is rotated
     experts_on_first: bool = False  # experts in host memory are computed on the first device, wherever their layer is
     expert_sum_apart: bool = False  # the sum over the experts takes one more tensor of their size
+    prompt_cache: bool = True  # the server keeps earlier prompts in host memory
+    checkpoints: bool = True  # ... and checkpoints of windows and states
     scores_cap_bytes: int = 0  # attention works on as many heads at once as stay under this (-amb); 0 = all
     op_offload_min_batch: int = 32  # GGML_OP_OFFLOAD_MIN_BATCH
 
