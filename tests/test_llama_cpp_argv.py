@@ -104,3 +104,14 @@ def test_the_implicit_config_files_are_read_below_the_environment(tmp_path):
     assert read("-m", "x.gguf", **home, LLAMA_ARG_CTX_SIZE="4096").get("context.length") == 4096
     assert read("-c", "2048", **home).get("context.length") == 2048
     assert read("-m", "x.gguf", version="b10434", **home).get("context.length") is None
+
+
+def test_llama_bench_is_judged_by_its_largest_run():
+    argv = ["llama-bench", "-m", "x.gguf", "-p", "512,4096", "-n", "0", "-d", "0,16384", "-ub", "256,1024", "-fa", "0,1", "-ngl", "99", "-nkvo", "0", "-mmp", "0", "-r", "3"]
+    launch = ENGINE.read(argv, {}, version=None)
+    assert launch.program == "llama-bench"
+    assert [launch.get(k) for k in ("context.length", "context.micro_batch", "context.flash_attention", "kv.on_device", "memory.load")] == [20480, 1024, "off", True, "none"]
+    with pytest.raises(InputError, match="llama-bench has no flag --ctx-size"):
+        ENGINE.read(["llama-bench", "-m", "x.gguf", "--ctx-size", "4096"], {}, version=None)
+    with pytest.raises(InputError, match="-p expects numbers, not 'many'"):
+        ENGINE.read(["llama-bench", "-m", "x.gguf", "-p", "many"], {}, version=None)

@@ -59,6 +59,10 @@ class LlamaCpp:
 
         program = program_name(argv[0])
         known = next((p for p in LlamaCpp.programs if program == p or program.startswith(f"{p}-")), "llama-server")
+        if known == "llama-bench":
+            from .bench_argv import read_bench
+
+            return read_bench(argv, environ, version=normal(version or self.newest, self.name), given=version, fork=self.name)
         older = older_flag(argv, version=normal(self.newest, self.name), fork=self.name) if version is None else None
         if older is not None:
             name, until = older
