@@ -28,6 +28,8 @@ def median_ms(command: list[str], runs: int) -> float:
 
 
 def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     program = str(Path(sysconfig.get_path("scripts")) / "residency")
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else 9
     rows = [

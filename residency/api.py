@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -13,10 +14,10 @@ from residency.errors import InputError, LaunchVetoed, Problem
 from residency.judge import Case, judge
 from residency.machine import resolve_machine
 from residency.plugins import load_plugins
-from residency.text import clean
+from residency.text import clean, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import date
 
     from residency.engines.base import Engine, Models
@@ -103,16 +104,15 @@ def prepare_all(source: Source, inputs: Inputs) -> Prepared:
 
 
 def _collection(path: str, reader: Reader, inputs: Inputs) -> Prepared:
-    from residency.policy import resolve_policy
     from residency.sources import placed, placed_error
 
     environ = os.environ if inputs.environ is None else inputs.environ
-    policy = resolve_policy(inputs.policy)
+    policy = _policy(inputs)
     plugins = load_plugins(policy.plugins)
     found = reader(path, known=lambda program: engine_of_program(program, plugins) is not None, environ=environ)
     cases: list[Case] = []
     problems: list[Problem] = []
-    machine = resolve_machine(inputs.machine)
+    machine = _machine(inputs.machine)
     for command in found.commands:
         try:
             effective = {**(environ if command.inherits else {}), **command.environ}
@@ -128,6 +128,28 @@ def _collection(path: str, reader: Reader, inputs: Inputs) -> Prepared:
     order = {command.name: index for index, command in enumerate(found.commands)}
     groups = tuple(tuple(order[name] for name in group) for group in found.groups)
     return Prepared(cases=tuple(cases), groups=groups, most_at_once=found.most_at_once or 1)
+
+
+def _policy(inputs: Inputs) -> Policy:
+    from residency.policy import resolve_policy
+
+    with _about("policy"):
+        return resolve_policy(inputs.policy)
+
+
+def _machine(source: MachineSource) -> Machine:
+    with _about("machine profile"):
+        return resolve_machine(source)
+
+
+@contextlib.contextmanager
+def _about(what: str) -> Iterator[None]:
+    """Name the input a problem is about: several files are read in one run."""
+    try:
+        yield
+    except InputError as error:
+        said = what.split()[-1]
+        raise InputError([p if said in p.message else replace(p, message=f"{what}: {p.message}") for p in error.problems]) from error
 
 
 def _mounted(launch: Launch, command: Command) -> Launch:
@@ -161,15 +183,18 @@ def _limited(machine: Machine, command: Command) -> Machine:
 
 def prepare(source: Source, inputs: Inputs) -> Case:
     """Read everything a judgement needs and return it as one value."""
-    from residency.policy import resolve_policy
+    from residency.sources import reader_for
 
+    _checked(source, inputs)
+    if isinstance(source, (str, os.PathLike)) and reader_for(os.fspath(source)) is not None:
+        raise InputError(f"{clean(os.fspath(source))} may hold several launches; residency validate judges such files")
     environ = os.environ if inputs.environ is None else inputs.environ
-    policy = resolve_policy(inputs.policy)
+    policy = _policy(inputs)
     plugins = load_plugins(policy.plugins)
     launch, engine = read_launch(source, engine=inputs.engine, environ=environ, plugins=plugins, overrides=inputs.overrides)
     problems: list[Problem] = []
     try:
-        machine = resolve_machine(inputs.machine if inputs.machine is not None else launch.get("machine.profile"))
+        machine = _machine(inputs.machine if inputs.machine is not None else launch.get("machine.profile"))
     except InputError as error:  # reported with what is wrong with the model files, in one run
         problems.extend(error.problems)
     try:
@@ -187,7 +212,9 @@ def read_launch(
     """Return the launch of a source and the engine it is for."""
     from residency.launch.reader import merge_overrides, read_launch_file, read_launch_mapping
 
-    name, _, version = (engine or "").partition("@")
+    name, at, version = (engine or "").partition("@")
+    if at and not version:
+        raise InputError(f'--engine "{clean(shorten(engine or ""))}" names no version after the @')
     if isinstance(source, (str, os.PathLike)):
         launch = read_launch_file(os.fspath(source), environ=environ, overrides=overrides)
     elif isinstance(source, Mapping):
@@ -195,6 +222,7 @@ def read_launch(
     else:
         argv = _checked_argv(source)
         found = _engine_named(name, plugins) if name else _engine_of_program(argv[0], plugins)
+        _check_version(version or None, found, None)
         launch = found.read(argv, environ, version=version or None)
         launch = merge_overrides(launch, environ, overrides)
         return launch, found
@@ -203,12 +231,25 @@ def read_launch(
     if version:
         launch = replace(launch, version=version)
     found = _engine_named(launch.engine, plugins, launch)
+    _check_version(launch.version, found, launch)
     _check_options(launch, found)
     return launch, found
 
 
-def _checked_argv(source: Any) -> list[str]:
-    if isinstance(source, (bytes, bytearray)) or not all(isinstance(part, str) for part in source):
+def _checked(source: Any, inputs: Inputs) -> None:
+    """Raise TypeError for arguments of the wrong kind: that is misuse, not bad input."""
+    if not isinstance(source, (str, os.PathLike, Mapping, list, tuple)):
+        raise TypeError(f"a source is a path, a mapping or a list of strings, not {type(source).__name__}")
+    if inputs.engine is not None and not isinstance(inputs.engine, str):
+        raise TypeError(f'an engine is a text like "llama.cpp@b4610", not {type(inputs.engine).__name__}')
+    if inputs.environ is not None and not isinstance(inputs.environ, Mapping):
+        raise TypeError(f"an environment is a mapping, not {type(inputs.environ).__name__}")
+    if isinstance(inputs.overrides, str) or not all(isinstance(text, str) for text in inputs.overrides):
+        raise TypeError("overrides are a list of texts")
+
+
+def _checked_argv(source: Sequence[str]) -> list[str]:
+    if not all(isinstance(part, str) for part in source):
         raise TypeError("a command line is a list of strings")
     argv = list(source)
     if not argv:
@@ -247,10 +288,21 @@ def _engine_of_program(path: str, plugins: PluginSet) -> Engine:
     named = engine_of_program(program, plugins)
     if named is not None:
         return named
+    import difflib
+
     known = sorted({p for e in plugins.engines for p in e.programs})
-    raise InputError(
-        [Problem(message=f'"{clean(program)}" is not a program of an engine residency knows', hint=f"name it with --engine; known programs: {', '.join(known)}")]
-    )
+    close = difflib.get_close_matches(program, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"name the engine with --engine: {', '.join(e.name for e in plugins.engines)}"
+    raise InputError([Problem(message=f'"{clean(shorten(program))}" is not a program of an engine residency knows', hint=hint)])
+
+
+def _check_version(version: str | None, engine: Engine, launch: Launch | None) -> None:
+    """Refuse a version the engine cannot read; an engine without ``version_problem`` takes every text."""
+    ask = getattr(engine, "version_problem", None)
+    reason = ask(version) if version is not None and ask is not None else None
+    if reason is not None:
+        where = launch.where("engine.version") if launch is not None else None
+        raise InputError([Problem(message=f'"{clean(shorten(version or ""))}" is not a version of {engine.name}: {reason}', where=where)])
 
 
 def _check_options(launch: Launch, engine: Engine) -> None:

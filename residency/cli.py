@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from residency.errors import InputError
 from residency.exits import Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from residency.api import Inputs
     from residency.errors import Problem
@@ -49,6 +50,18 @@ class _Parser(argparse.ArgumentParser):
         self.exit(Exit.UNREADABLE, f"{self.prog}: {clean(message)}\n")
 
 
+def _source_options(*formats: str) -> argparse.ArgumentParser:
+    """Return the options of every command that takes a launch; the formats it can write, text first."""
+    parent = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parent.add_argument("--machine", metavar="NAME|PATH|probe", help="machine profile; default: what the launch names, else probe this machine")
+    parent.add_argument("--policy", metavar="PATH", help="the fleet's policy file")
+    parent.add_argument("--engine", metavar="NAME[@VERSION]", help="engine, where the source does not say it")
+    parent.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="overrides", help="change one knob; wins over everything else")
+    if formats:
+        parent.add_argument("--format", choices=formats, default="text", help="output format")
+    return parent
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of every command."""
     parser = _Parser(
@@ -59,25 +72,27 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"residency {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    common.add_argument("--machine", metavar="NAME|PATH|probe", help="machine profile; default: what the launch names, else probe this machine")
-    common.add_argument("--policy", metavar="PATH", help="the fleet's policy file")
-    common.add_argument("--engine", metavar="NAME[@VERSION]", help="engine, where the source does not say it")
-    common.add_argument("--format", choices=("text", "json", "sarif", "github", "junit"), default="text", help="output format")
-    common.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="overrides", help="change one knob; wins over everything else")
-    common.add_argument("--together", action="store_true", help="several launches run at the same time: also judge their sum per pool")
-    common.add_argument("-v", "--verbose", action="store_true", help="also list what approved, and the machine's facts")
-    common.add_argument("launch", nargs="*", metavar="LAUNCH", help="launch file or preset file; or, after --, an engine's own command line")
+    judged = _source_options("text", "json", "sarif", "github", "junit")
+    judged.add_argument("--together", action="store_true", help="several launches run at the same time: also judge their sum per pool")
+    judged.add_argument("-v", "--verbose", action="store_true", help="also list what approved, and the machine's facts")
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files.add_argument(
+        "launch", nargs="*", metavar="LAUNCH",
+        help="launch file, or a file with engine commands (preset INI, llama-swap, compose, Kubernetes, systemd); or, after --, an engine's own command line",
+    )  # fmt: skip
+    file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    file.add_argument("launch", nargs="*", metavar="LAUNCH", help="launch file; or, after --, an engine's own command line")
 
     def add(name: str, text: str, function: Callable[[argparse.Namespace], int], *parents: Any) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".", parents=list(parents))
         sub.set_defaults(function=function)
         return sub
 
-    add("validate", "judge a launch: allowed, vetoed, or no verdict", _validate, common)
-    add("plan", "show which bytes land in which pool, whatever the verdict", _plan, common)
-    add("fit", "show the nearest values that pass; for an allowed launch, the largest context", _fit, common)
-    add("convert", "write an engine's command line as a launch file", _convert, common)
+    add("validate", "judge a launch: allowed, vetoed, or no verdict", _validate, judged, files)
+    add("plan", "show which bytes land in which pool, whatever the verdict", _plan, judged, files)
+    add("fit", "show the nearest values that pass; for an allowed launch, the largest context", _fit, _source_options("text", "json"), file)
+    convert = add("convert", "write an engine's command line as a launch file", _convert, file)
+    convert.add_argument("--engine", metavar="NAME[@VERSION]", help="engine, where the source does not say it")
     run = add("run", "judge a launch, then become the engine; refuse otherwise", _run)
     for name, meta, text in (
         ("--machine", "NAME|PATH|probe", "machine profile; default: probe this machine"),
@@ -116,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--" in arguments:
         cut = arguments.index("--")
         arguments, engine_argv = arguments[:cut], arguments[cut + 1 :]
+    options = argparse.Namespace()
     try:
         options = build_parser().parse_args(arguments)
         options.engine_argv = engine_argv
@@ -123,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse: --help, --version, usage
         return stop.code if isinstance(stop.code, int) else int(Exit.UNREADABLE)
     except InputError as error:
-        return _say_problems(error)
+        return _say_problems(error, as_json=getattr(options, "format", "text") == "json")
     except BrokenPipeError:
         # The reader of our output went away (head, less). Point stdout elsewhere so that the interpreter's
         # own flush at exit stays quiet; the verdict was not delivered, so this is not an approval.
@@ -132,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except RecursionError:
-        sys.stderr.write("residency: the input is nested too deeply\n")
+        _warn("residency: the input is nested too deeply")
         return int(Exit.UNREADABLE)
     except Exception as error:
         from residency.errors import describe
@@ -140,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if os.environ.get("RESIDENCY_DEBUG"):
             raise
-        sys.stderr.write(f"residency: internal error, no verdict: {clean(describe(error))}\n  set RESIDENCY_DEBUG=1 for the traceback\n")
+        _warn(f"residency: internal error, no verdict: {clean(describe(error))}\n  set RESIDENCY_DEBUG=1 for the traceback")
         return int(Exit.NO_VERDICT)
 
 
@@ -149,11 +165,32 @@ def entry() -> None:
     sys.exit(main())
 
 
-def _say_problems(error: InputError) -> int:
+def _warn(text: str) -> None:
+    """Write to stderr, if there is one."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text + "\n")
+
+
+#: Problems told one by one; a file that is wrong in more places has one reason for it.
+_MOST_PROBLEMS = 50
+
+
+def _say_problems(error: InputError, *, as_json: bool = False) -> int:
     from residency.text import clean, shorten
 
-    for problem in error.problems:
-        sys.stderr.write("error: " + "\n".join(clean(shorten(line, 2000), keep="\t") for line in str(problem).split("\n")) + "\n")
+    for problem in error.problems[:_MOST_PROBLEMS]:
+        _warn("error: " + "\n".join(clean(shorten(line, 2000), keep="\t") for line in str(problem).split("\n")))
+    if len(error.problems) > _MOST_PROBLEMS:
+        _warn(f"error: and {len(error.problems) - _MOST_PROBLEMS} more of the same input")
+    if as_json:
+        import json
+
+        rows = [
+            {"message": p.message, "hint": p.hint, "where": p.where.to_dict() if p.where is not None else None}
+            for p in error.problems[:_MOST_PROBLEMS]
+        ]
+        _print(json.dumps({"schema": "residency.error/1", "exit_code": int(Exit.UNREADABLE), "problems": rows}, indent=2))
     return int(Exit.UNREADABLE)
 
 
@@ -161,7 +198,7 @@ def _emit(lines: list[Line]) -> None:
     """Print styled lines: through rich on a terminal, plain otherwise."""
     from residency.report.text import plain
 
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+    if sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         from rich.console import Console
         from rich.text import Text
 
@@ -173,7 +210,9 @@ def _emit(lines: list[Line]) -> None:
 
 
 def _print(text: str) -> None:
-    """Write text to stdout whatever its encoding is."""
+    """Write text to stdout whatever its encoding is; with stdout closed the exit code alone speaks."""
+    if sys.stdout is None:
+        return
     data = text + "\n"
     encoding = sys.stdout.encoding or "utf-8"
     try:
@@ -181,6 +220,15 @@ def _print(text: str) -> None:
     except UnicodeEncodeError:
         sys.stdout.write(data.encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep what plugins print away from stdout, which holds the report and nothing else."""
+    with contextlib.ExitStack() as stack:
+        target = sys.stderr if sys.stderr is not None else stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123 - the null device
+        with contextlib.redirect_stdout(target):
+            yield
 
 
 def _sources(options: argparse.Namespace) -> list[Any]:
@@ -218,22 +266,23 @@ def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> list[Repor
     reports: list[Report] = []
     problems: list[Problem] = []
     cases: list[Case] = []
-    for source in _sources(options):
-        started = time.perf_counter()
-        try:
-            prepared = prepare_all(source, inputs)
-        except InputError as error:
-            problems.extend(error.problems)
-            continue
-        cases.extend(prepared.cases)
-        reports.extend(judge(case, started=started, ways_out=ways_out) for case in prepared.cases)
-        reports.extend(judge_together([prepared.cases[i] for i in group]) for group in prepared.groups)
-        if prepared.most_at_once > 1:
-            reports.append(judge_together(prepared.cases, most=prepared.most_at_once))
-    if problems:
-        raise InputError(problems)
-    if options.together and len(cases) > 1:
-        reports.append(judge_together(cases))
+    with _quietly():
+        for source in _sources(options):
+            started = time.perf_counter()
+            try:
+                prepared = prepare_all(source, inputs)
+            except InputError as error:
+                problems.extend(error.problems)
+                continue
+            cases.extend(prepared.cases)
+            reports.extend(judge(case, started=started, ways_out=ways_out) for case in prepared.cases)
+            reports.extend(judge_together([prepared.cases[i] for i in group]) for group in prepared.groups)
+            if prepared.most_at_once > 1:
+                reports.append(judge_together(prepared.cases, most=prepared.most_at_once))
+        if problems:
+            raise InputError(problems)
+        if options.together and len(cases) > 1:
+            reports.append(judge_together(cases))
     return reports
 
 
@@ -252,7 +301,7 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from residency.report.formats import FORMATS, worst
+    from residency.report.formats import FORMATS
 
     reports = _judged(options, ways_out=options.format != "text")
     if options.format == "text":
@@ -261,9 +310,10 @@ def _plan(options: argparse.Namespace) -> int:
         for report in reports:
             bars = [line for found in report.pools for line in show_pool(found, report)]
             _emit([heading(report), [], *bars, *show_budget(report)])
-        return int(Exit.NO_VERDICT) if any(r.budget.unknowns for r in reports) else int(Exit.ALLOWED)
-    _print(FORMATS[options.format](reports))
-    return worst(reports)
+    else:
+        _print(FORMATS[options.format](reports))
+    # A plan is shown whatever the verdict; only a plan that could not be made is worth an exit code.
+    return int(Exit.NO_VERDICT) if any(r.budget.unknowns for r in reports) else int(Exit.ALLOWED)
 
 
 def _fit(options: argparse.Namespace) -> int:
@@ -278,7 +328,8 @@ def _fit(options: argparse.Namespace) -> int:
     code = Exit.ALLOWED
     documents = []
     for source in _sources(options):
-        fixes = nearest(prepare(source, inputs))
+        with _quietly():
+            fixes = nearest(prepare(source, inputs))
         if not fixes:
             code = Exit.VETOED
         if options.format == "json":
@@ -300,13 +351,35 @@ def _convert(options: argparse.Namespace) -> int:
     from residency.plugins import load_plugins
 
     for source in _sources(options):
-        launch, _ = read_launch(source, engine=options.engine, environ=os.environ, plugins=load_plugins(), overrides=options.overrides)
+        launch, _ = read_launch(source, engine=options.engine, environ=os.environ, plugins=load_plugins())
         _print(to_toml(launch))
     return int(Exit.ALLOWED)
 
 
+#: Knobs that change the judgement and nothing an engine could read: these may come from the environment of ``run``.
+_JUDGED_ONLY = (("engine", "version"), ("memory", "reserve"), ("machine", "profile"))
+
+
+def _refuse_silent_knobs(environ: Mapping[str, str]) -> None:
+    """Refuse RESIDENCY_* knobs for ``run``: they would be judged, and the engine would start without them."""
+    from residency.errors import Problem
+    from residency.launch.layers import environment_layer, has_variables
+
+    if not has_variables(environ):
+        return
+    layer, _ = environment_layer(environ)
+    problems = [
+        Problem(message="is judged but would not reach the engine; unset it, or say it on the engine's command line", where=where)
+        for path, where in layer.places.items()
+        if path[:2] not in _JUDGED_ONLY
+    ]
+    if problems:
+        raise InputError(problems)
+
+
 def _run(options: argparse.Namespace) -> int:
     import json
+    import shlex
     import time
     from dataclasses import replace
 
@@ -327,19 +400,22 @@ def _run(options: argparse.Namespace) -> int:
     inputs = _inputs(options)
     path = find_program(argv, environ)
 
+    _refuse_silent_knobs(environ)
+
     def look() -> Report:
         started = time.perf_counter()
         return judge(prepare(argv, replace(inputs, environ=environ)), started=started)
 
-    report = judge_until(look, options.wait_for_memory)
+    with _quietly():
+        report = judge_until(look, options.wait_for_memory)
     if options.json:
-        sys.stderr.write(json.dumps(report.to_dict(), ensure_ascii=True) + "\n")
+        _warn(json.dumps(report.to_dict(), ensure_ascii=True))
     if not report.allowed or options.dry_run or len(report.findings) > len([f for f in report.findings if f.outcome in _QUIET]):
-        sys.stderr.write(plain(render(report)) + "\n")
+        _warn(plain(render(report)))
     if not report.allowed:
         return int(report.exit_code)
     if options.dry_run:
-        sys.stderr.write("would start " + " ".join(clean(part) for part in [path, *argv[1:]]) + "\n")
+        _warn("would start " + clean(shlex.join([path, *argv[1:]])))
         return int(Exit.ALLOWED)
     return start(path, argv, environ)
 
@@ -387,7 +463,7 @@ def _troubles(found: Any) -> int:
     from residency.text import clean
 
     for trouble in found.troubles:
-        sys.stderr.write(f"trouble: {clean(trouble.message)}\n")
+        _warn(f"trouble: {clean(trouble.message)}")
     return int(Exit.NO_VERDICT) if found.troubles else int(Exit.ALLOWED)
 
 

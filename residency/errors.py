@@ -74,5 +74,8 @@ class LaunchVetoed(ResidencyError):  # noqa: N818 - the name is part of the publ
 
 def describe(error: BaseException) -> str:
     """Return "TypeError: text" of an exception, on one line."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - an exception whose text raises is still one with a name
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -17,14 +17,17 @@ import inspect
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
+from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from residency.clock import time_limit
 from residency.errors import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from residency.engines.base import Engine
     from residency.policy.model import PluginPin
@@ -32,6 +35,10 @@ if TYPE_CHECKING:
 
 PROJECT = "residency"
 GROUP = "residency"
+
+#: Seconds one plugin may take to load, and to answer a hook; things it may bring.
+PLUGIN_SECONDS = 10.0
+MOST_ITEMS = 1000
 
 _hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -90,7 +97,7 @@ class PluginSet:
     rules: tuple[Rule, ...] = ()
     engines: tuple[Engine, ...] = ()
     troubles: tuple[Trouble, ...] = ()
-    owners: dict[str, str] = field(default_factory=dict)  # rule id -> plugin label
+    owners: Mapping[str, str] = field(default_factory=dict)  # rule id -> plugin label
     shipped: frozenset[str] = frozenset()  # rule ids that come with residency itself
 
 
@@ -149,10 +156,14 @@ def register_entry_points(
                 state, detail = "failed", f"the plugin name is also taken by {others}"
             else:
                 try:
-                    module = entry.load()
+                    with time_limit(PLUGIN_SECONDS) as wind:
+                        wind(PLUGIN_SECONDS)
+                        module = entry.load()
                     if manager.register(module, name=name) is None:
                         state, detail = "failed", "the plugin is blocked"
-                except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
                     state, detail = "failed", describe(error)
             plugin = Plugin(name=name, distribution=distribution, version=version, state=state, detail=detail)
             found.append(plugin)
@@ -170,11 +181,18 @@ def _collect(manager: pluggy.PluginManager, hook: str, troubles: list[Trouble], 
             troubles.append(Trouble(culprit=label, message=f"plugin {label} wraps the hook {hook}; wrappers are refused"))
             continue
         try:
-            brought = implementation.function()
-            if brought is None or isinstance(brought, (str, bytes)):
-                raise TypeError(f"{hook} returned {type(brought).__name__}, not a list")
-            items.extend((implementation.plugin_name, item) for item in brought)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
+            with time_limit(PLUGIN_SECONDS) as wind:
+                wind(PLUGIN_SECONDS)
+                brought = implementation.function()
+                if brought is None or isinstance(brought, (str, bytes)):
+                    raise TypeError(f"{hook} returned {type(brought).__name__}, not a list")
+                listed = list(islice(brought, MOST_ITEMS + 1))
+            if len(listed) > MOST_ITEMS:
+                raise ValueError(f"{hook} brought more than {MOST_ITEMS} things")
+            items.extend((implementation.plugin_name, item) for item in listed)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
             troubles.append(Trouble(culprit=label, message=f"plugin {label} failed in {hook}: {describe(error)}"))
     return items
 
@@ -209,22 +227,27 @@ def collect(
             if name in from_residency:
                 shipped.add(rule.id)
     engines: dict[str, Engine] = {}
+    claimed: dict[str, str] = {}  # every name, alias and program -> the engine that took it first
     for name, engine in _collect(manager, "residency_engines", faults, labels):
         label = labels.get(name, name)
         missing = [m for m in _ENGINE_MEMBERS if not hasattr(engine, m)]
         if missing or inspect.isclass(engine):
             what = f"lacks {', '.join(missing)}" if missing else "is a class, not an object"
             faults.append(Trouble(culprit=label, message=f"an engine of plugin {label} {what}"))
-        elif engine.name in engines:
-            faults.append(Trouble(culprit=label, message=f"two engines are called {engine.name}"))
+            continue
+        words = {f"program {p}" for p in engine.programs} | {f"name {n.casefold()}" for n in (engine.name, *engine.aliases)}
+        taken = sorted(word for word in words if word in claimed)
+        if taken:
+            faults.append(Trouble(culprit=label, message=f"an engine of plugin {label} takes the {taken[0]}, which belongs to {claimed[taken[0]]}"))
         else:
             engines[engine.name] = engine
+            claimed.update(dict.fromkeys(words, engine.name))
     return PluginSet(
         plugins=tuple(found),
         rules=tuple(rules[i] for i in sorted(rules)),
         engines=tuple(engines.values()),
         troubles=tuple(faults),
-        owners=owners,
+        owners=MappingProxyType(owners),
         shipped=frozenset(shipped),
     )
 

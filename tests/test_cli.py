@@ -357,3 +357,62 @@ def test_convert_writes_a_launch_file_that_judges_the_same(gemma_path, tmp_path)
         _, report, _ = run("plan", "--format", "json", "--machine", "2x-h200", *source)
         needs.append([p["need_bytes"] for p in json.loads(report)["budget"]["pools"]])
     assert needs[0] == needs[1]
+
+
+def test_unreadable_input_is_a_json_document_too(tmp_path):
+    code, out, err = run("validate", "--format", "json", "--machine", "rtx-3090", "--", "llama-server", "-m", tmp_path / "x.gguf")
+    document = json.loads(out)
+    assert (code, document["schema"], document["exit_code"]) == (2, "residency.error/1", 2)
+    assert document["problems"][0]["where"]["argv_index"] == 1
+    assert "no such file" in err
+
+
+def test_a_model_given_as_a_launch_is_told_how(gemma_path):
+    code, _, err = run("validate", gemma_path)
+    assert code == 2
+    assert f"is a model file, not a text file; a model is judged as part of a launch: residency validate -- llama-server -m {gemma_path}" in err
+
+
+def test_a_misspelt_program_is_recognised():
+    assert run("validate", "--", "llama-servr", "-m", "x")[2] == 'error: "llama-servr" is not a program of an engine residency knows; did you mean llama-server?\n'
+
+
+def test_thousands_of_problems_are_counted_not_printed(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text("".join(f"[nothing{i}]\n" for i in range(3000)))
+    code, _, err = run("validate", path)
+    assert code == 2
+    assert err.count("error:") <= 51
+
+
+def test_closed_streams_leave_the_exit_code_alone(gemma_path):
+    command = f"exec {sys.executable} -m residency validate --machine cpu-only-32gb -- llama-server -m {gemma_path} -c"
+    for streams in (">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        for context, code in (("4096", 0), ("200000000", 1), ("x", 2)):
+            assert subprocess.run(["/bin/sh", "-c", f"{command} {context} {streams}"], timeout=60, check=False, capture_output=True).returncode == code
+
+
+def test_an_optimising_interpreter_keeps_the_explanations():
+    done = process("rules", env={**os.environ, "PYTHONOPTIMIZE": "2"})
+    assert "memory-budget/pools" in done.stdout
+    assert "Every pool holds what the launch puts into it." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [({"machine": 5}, "machine"), ({"machine": []}, "machine"), ({"policy": 5}, "policy"), ({"engine": 5}, "engine"), ({"environ": ["a"]}, "environment"), ({"overrides": "a=1"}, "overrides")],
+)
+def test_misuse_is_a_type_error_that_says_what_is_wanted(arguments, kind, gemma_path):
+    import residency
+
+    with pytest.raises(TypeError, match=kind):
+        residency.validate(["llama-server", "-m", str(gemma_path)], **{"environ": {}, "machine": "rtx-3090", **arguments})
+    with pytest.raises(TypeError, match="a source is"):
+        residency.validate(None)
+
+
+def test_long_names_do_not_flood_the_terminal(tmp_path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, {**LLAMA, "general.name": "x" * 300_000}, TENSORS)
+    _, out, _ = run("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-m", path, "-c", "512")
+    assert max(len(line) for line in out.splitlines()) < 240

@@ -325,3 +325,132 @@ def test_shipped_rules_leave_the_facts_as_they_are(launch):
     before = _fingerprint(facts)
     assert len(run_rules(facts, case.plugins)) >= len(case.plugins.rules)
     assert _fingerprint(facts) == before
+
+
+class Rude(BaseException):
+    """Neither an Exception nor SystemExit."""
+
+
+class Unshowable:
+    def __repr__(self):
+        raise ValueError("no")
+
+
+def silent(_facts):
+    raise MuteError
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda rule, facts: (_ for _ in ()).throw(Rude("x")), "Rude: x"),
+        (lambda rule, facts: (_ for _ in ()).throw(GeneratorExit()), "GeneratorExit"),
+        (lambda rule, facts: silent(facts), "MuteError"),
+        (lambda rule, facts: Unshowable(), "cannot be shown"),
+        (lambda rule, facts: rule.veto(7), "its message is 7"),
+        (lambda rule, facts: rule.veto("x", need_bytes="many"), "its need_bytes is 'many'"),
+        (lambda rule, facts: rule.veto("x", ways=("context.length",)), "changes no setting there is"),
+        (lambda rule, facts: rule.veto("x", ways=(way("no.such", 1),)), "changes no setting there is"),
+        (lambda rule, facts: rule.veto("x", ways=(way("context.length", 10, low="1"),)), "whose bounds are not whole numbers"),
+        (lambda rule, facts: rule.veto("x", ways=[way("context.length", 10)]), "its ways is"),
+    ],
+    ids=["base-exception", "generator-exit", "mute", "unshowable", "number-as-message", "text-as-bytes", "text-as-way", "no-such-knob", "odd-bound", "list-of-ways"],
+)
+def test_odd_answers_cost_the_rule_its_voice_and_not_the_report(answer, said):
+    report = verdict_of(rules_plugin("odd", rule_that(answer), approving()))
+    assert report.exit_code == 3
+    assert said in culprits(report)
+    assert report.with_outcome(Outcome.APPROVE)
+    report.to_dict()
+
+
+def way(knob, value, **more):
+    from residency.rules import Way
+
+    return Way(knob=knob, value=value, **more)
+
+
+def test_a_rule_cannot_waive_itself_or_forge_a_verified_fix():
+    from residency.rules import Fix
+
+    forged = (Fix(knob="context.length", value=1, verified=True),)
+    waived = {"reason": "me", "until": "2999-01-01", "approved_by": "me"}
+    report = verdict_of(rules_plugin("sly", rule_that(lambda rule, facts: rule.veto("No.", waived=waived, fixes=forged)), approving()))
+    assert report.exit_code == 1
+    (veto,) = report.with_outcome(Outcome.VETO)
+    assert (veto.waived, veto.fixes) == (None, ())
+
+
+def test_no_policy_turns_silence_into_an_approval():
+    policy = Policy(require=(), cannot_tell="warn", severities={"test/approves": "off"})
+    assert verdict_of(rules_plugin("good", approving()), policy=policy).exit_code == 3
+
+
+def test_an_engine_cannot_take_another_engines_name_alias_or_program():
+    @hookimpl
+    def residency_engines():
+        class Thief(TinyEngine):
+            name, aliases, programs = "thief", ("tiny",), ()
+
+        class Burglar(TinyEngine):
+            name, aliases, programs = "burglar", (), ("tiny-server",)
+
+        return [TinyEngine(), Thief(), Burglar()]
+
+    manager = build_manager()
+    manager.register(module("engines", residency_engines=residency_engines), name="engines")
+    found = collect(manager)
+    assert [e.name for e in found.engines] == ["tiny"]
+    assert [t.message for t in found.troubles] == [
+        "an engine of plugin engines takes the name tiny, which belongs to tiny",
+        "an engine of plugin engines takes the program tiny-server, which belongs to tiny",
+    ]
+
+
+def test_a_hook_that_never_ends_is_interrupted(monkeypatch):
+    monkeypatch.setattr("residency.plugins.PLUGIN_SECONDS", 0.05)
+
+    @hookimpl
+    def residency_rules():
+        while True:
+            pass
+
+    @hookimpl
+    def residency_engines():
+        from itertools import repeat
+
+        return repeat(TinyEngine())
+
+    report = verdict_of(module("slow", residency_rules=residency_rules, residency_engines=residency_engines), rules_plugin("good", approving()))
+    assert report.exit_code == 3
+    assert "no answer within 0.05 s" in culprits(report)
+    assert "more than 1000 things" in culprits(report)
+
+
+def test_reports_share_nothing_that_a_caller_could_change(gemma_path):
+    import residency
+
+    report = residency.validate(["llama-server", "-m", str(gemma_path), "-c", "4096"], machine="cpu-only-32gb", environ={})
+    with pytest.raises(AttributeError):
+        report.plugins.rules[0].severity = "warn"
+    for mapping in (report.models.main.metadata, report.models.main.array_lengths, report.plugins.owners):
+        with pytest.raises(TypeError):
+            mapping["x"] = 1
+    with pytest.raises(ValueError, match="has a check already"):
+        report.plugins.rules[0].check(lambda facts: None)
+
+
+def test_a_policy_that_speaks_in_vain_is_told_so():
+    policy = Policy(require=("test/approves",), severities={"test/approve": "warn", "test/approves": "off"})
+    report = verdict_of(rules_plugin("good", approving()), policy=policy)
+    assert report.exit_code == 0
+    said = [f.message for f in report.with_outcome(Outcome.WARN)]
+    assert said == [
+        "The policy sets a severity for test/approve, and no loaded plugin brings that rule. Did you mean test/approves?",
+        "The policy switches test/approves off and requires it; it runs.",
+    ]

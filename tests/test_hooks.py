@@ -239,3 +239,17 @@ def test_xllamacpp_parameters_become_the_same_launch():
         no_kv_offload=True, mmproj=types.SimpleNamespace(path=""),
     )  # fmt: skip
     assert xllamacpp_argv(parameters) == ["llama-server", "-m", "m.gguf", "-c", "4096", "-np", "2", "-b", "2048", "-ub", "512", "-ngl", "99", "-mg", "0", "-nkvo"]
+
+
+def test_knobs_that_would_not_reach_the_engine_are_refused(engine, gemma_path, tmp_path):
+    environ = {**os.environ, "RESIDENCY_CONTEXT__LENGTH": "512"}
+    done = run("--", engine, "-m", gemma_path, environ=environ)
+    assert done.returncode == 2
+    assert "$RESIDENCY_CONTEXT__LENGTH: is judged but would not reach the engine" in done.stderr
+    assert not (tmp_path / "started").exists()
+    assert run("--", engine, "-m", gemma_path, "-c", "4096", environ={**os.environ, "RESIDENCY_MEMORY__RESERVE": "1GiB"}).returncode == 42
+
+
+def test_a_dry_run_prints_a_command_that_can_be_copied(engine, gemma_path):
+    done = run("--dry-run", "--", engine, "-m", gemma_path, "-c", "4096", "-a", "my model")
+    assert f"would start {engine} -m {gemma_path} -c 4096 -a 'my model'" in done.stderr

@@ -459,9 +459,9 @@ def test_no_such_file(tmp_path):
 
 def test_what_is_not_a_regular_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert only(tmp_path).message == "is a folder, not a launch file"
-    assert only(tmp_path / "pipe").message == "is a pipe, not a launch file"
-    assert only("/dev/zero").message == "is a device, not a launch file"
+    assert only(tmp_path).message == "is a folder, not a text file"
+    assert only(tmp_path / "pipe").message == "is a pipe, not a text file"
+    assert only("/dev/zero").message == "is a device, not a text file"
 
 
 def test_names_no_file_can_have(tmp_path):
@@ -481,7 +481,7 @@ def test_a_file_that_may_not_be_read(write):
 
 
 def test_size_and_encoding(write):
-    assert only(write(HEAD + "#" * 2**20)).message == "is larger than 1 MiB, which no launch file is"
+    assert only(write(HEAD + "#" * 2**20)).message == "is larger than 1 MiB, more than a file written by people"
     problem = only(write(b'[engine]\nname = "\xc3\xa9\xff"\n'))
     assert (problem.message, problem.where.line, problem.where.column) == ("byte 19 (0xff) is not UTF-8", 2, 10)
     assert only(write("[engine]".encode("utf-16"))).hint == "this looks like UTF-16; save it as UTF-8"

@@ -86,7 +86,7 @@ def test_a_bad_profile_is_refused_with_a_reason(document, said):
 def test_a_profile_that_extends_itself_is_refused(tmp_path):
     path = tmp_path / "loop.toml"
     path.write_text(f'extends = "{path}"\n[[pools]]\nname = "host"\n')
-    with pytest.raises(InputError, match="not another profile"):
+    with pytest.raises(InputError, match="the profile extends itself"):
         resolve_machine(path)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from math import isfinite
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -96,6 +97,11 @@ class Checkpoint:
     faults: tuple[Fault, ...] = ()
     declared_tensors: int | None = None  # split.tensors.count, or the header's count
     note: str | None = None  # e.g. "reconstructed from published totals"
+
+    def __post_init__(self) -> None:
+        # Checkpoints are shared between judgements; nobody changes what a file says.
+        object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
+        object.__setattr__(self, "array_lengths", MappingProxyType(dict(self.array_lengths)))
 
     @cached_property
     def architecture(self) -> str:

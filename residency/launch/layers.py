@@ -22,7 +22,7 @@ from .naming import closest, dotted, unknown
 from .toml_positions import Path, Positions, Spot
 
 #: ``RESIDENCY_*`` variables that are not knobs; the command line reads them.
-RESERVED_VARIABLES = ("RESIDENCY_POLICY", "RESIDENCY_MACHINE", "RESIDENCY_LOG")
+RESERVED_VARIABLES = ("RESIDENCY_POLICY", "RESIDENCY_MACHINE", "RESIDENCY_LOG", "RESIDENCY_DEBUG", "RESIDENCY_WAIT")
 PREFIX = "RESIDENCY_"
 DELIMITER = "__"
 _DEEPEST = 16  # levels of a mapping; a launch needs five

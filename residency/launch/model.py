@@ -46,6 +46,11 @@ class Launch:
         section, _, key = name.partition(".")
         return getattr(getattr(self.knobs, section, None), key, None)
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a knob; every "option:NAME" counts as one."""
+        section, _, key = name.partition(".")
+        return name.startswith("option:") or key in getattr(type(getattr(self.knobs, section, None)), "model_fields", {})
+
     def where(self, knob: str) -> Where:
         """Return where the value of a knob (or "option:NAME") came from."""
         return self.places.get(knob, DEFAULT)

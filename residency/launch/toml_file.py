@@ -65,7 +65,7 @@ def read_text(name: str) -> str:
         try:
             kind = stat.S_IFMT(os.fstat(handle).st_mode)
             if kind != stat.S_IFREG:
-                message = f"is {_KINDS.get(kind, 'not a file')}, not a launch file"
+                message = f"is {_KINDS.get(kind, 'not a file')}, not a text file"
                 raise InputError([Problem(message=message, where=where)])
             with os.fdopen(handle, "rb", closefd=False) as file:
                 data = file.read(LARGEST_FILE + 1)
@@ -73,12 +73,15 @@ def read_text(name: str) -> str:
             os.close(handle)
     except OSError as error:
         # A socket cannot be opened, a folder cannot on some systems: say what it is.
-        message = f"is {_kind_of(name)}, not a launch file" if _kind_of(name) else _REASONS.get(error.errno or 0, str(error.strerror))
+        message = f"is {_kind_of(name)}, not a text file" if _kind_of(name) else _REASONS.get(error.errno or 0, str(error.strerror))
         raise InputError([Problem(message=message, where=where)]) from None
     except ValueError:  # a NUL, or a character the file system's encoding lacks
         raise InputError([Problem(message="no file can have this name", where=where)]) from None
+    if data[:4] == b"GGUF":
+        hint = f"a model is judged as part of a launch: residency validate -- llama-server -m {name}"
+        raise InputError([Problem(message="is a model file, not a text file", where=where, hint=hint)])
     if len(data) > LARGEST_FILE:
-        raise InputError([Problem(message=f"is larger than {LARGEST_FILE // 2**20} MiB, which no launch file is", where=where)])
+        raise InputError([Problem(message=f"is larger than {LARGEST_FILE // 2**20} MiB, more than a file written by people", where=where)])
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .model import Device, Host, Machine, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from os import PathLike
 
 __all__ = ["Device", "Host", "Machine", "Pool", "resolve_machine"]
@@ -23,6 +23,8 @@ def resolve_machine(source: str | PathLike[str] | Machine | Mapping[str, Any] | 
         return probe()
     from .profile import load_machine, machine_from_mapping
 
-    if isinstance(source, (str, bytes)) or hasattr(source, "__fspath__"):
+    if isinstance(source, str) or hasattr(source, "__fspath__"):
         return load_machine(str(source))
+    if not isinstance(source, Mapping):
+        raise TypeError(f"a machine is a name, a path, a mapping, a Machine or None, not {type(source).__name__}")
     return machine_from_mapping(source)

@@ -182,7 +182,9 @@ def _extended(document: Mapping[str, Any], read: _Reader, folder: Path | None, s
     base_name = document.get("extends")
     if base_name is None:
         return document
-    if not isinstance(base_name, str) or base_name in seen or len(seen) > 8:
+    if isinstance(base_name, str) and base_name in seen:
+        raise InputError([Problem(message=f'the profile extends itself: {" extends ".join((*seen, base_name))}', where=Where(source="file", file=read.file))])
+    if not isinstance(base_name, str) or len(seen) > 8:
         read.complain(f"extends = {base_name!r:.60} is not another profile's name or path", at="extends")
         return document
     shipped = named("machines", ".toml")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from .model import DEFAULT_POLICY, Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["DEFAULT_POLICY", "Policy", "resolve_policy"]
 
@@ -21,6 +19,8 @@ def resolve_policy(source: str | os.PathLike[str] | Policy | Mapping[str, Any] |
         return source
     from .reader import policy_from_mapping, read_policy
 
-    if isinstance(source, (str, bytes)) or hasattr(source, "__fspath__"):
+    if isinstance(source, str) or hasattr(source, "__fspath__"):
         return read_policy(os.fspath(source))
+    if not isinstance(source, Mapping):
+        raise TypeError(f"a policy is a path, a mapping, a Policy or None, not {type(source).__name__}")
     return policy_from_mapping(source)

@@ -56,12 +56,12 @@ def heading(report: Report) -> Line:
     """Return the first line: verdict, model, engine, machine; what was read and how long it took."""
     word, style = _HEADS[report.verdict]
     main = report.models.main
-    model = clean(main.name) if main else "no model"
+    model = clean(shorten(main.name)) if main else "no model"
     if report.launch.program is not None and report.launch.name != report.launch.program:
         model = f"{clean(report.launch.name)}: {model}"
     if report.engine_name == "together":
-        return [(word, style), ("  ", ""), (f"{clean(report.launch.name)} · {clean(report.machine.name)}", "bold")]
-    names = " · ".join([model, clean(report.engine.label), clean(report.machine.name)])
+        return [(word, style), ("  ", ""), (f"{clean(report.launch.name)} · {clean(shorten(report.machine.name))}", "bold")]
+    names = " · ".join([model, clean(report.engine.label), clean(shorten(report.machine.name))])
     read = ""
     if main is not None:
         files = plural(len(main.files), "shard") if len(main.files) > 1 else "1 file"
@@ -85,12 +85,18 @@ def _wrapped(text: str, indent: str = "  ") -> Iterator[Line]:
         yield [(indent + line, "")]
 
 
-def show_fix(fix: Fix) -> Line:
-    """Return one "try" line."""
+def show_fix(fix: Fix) -> list[Line]:
+    """Return the lines of one "try"."""
     state = "verified: passes" if fix.verified else "not verified"
-    typed = clean(fix.spelling) if fix.spelling else f"{fix.knob.removeprefix('option:')} = {show_value(fix.value)}"
+    name = fix.knob.removeprefix("option:")
+    if fix.value is None and not fix.spelling:
+        typed = f"without {name}"
+    else:
+        typed = clean(fix.spelling) if fix.spelling else f"{name} = {show_value(fix.value)}"
     note = f"; {clean(fix.note)}" if fix.note else ""
-    return [("  try      ", "dim"), (typed, "bold green" if fix.verified else ""), ("  ", ""), (state + note, "dim")]
+    rest = textwrap.wrap(state + note, max(24, WIDTH - 4 - len(typed)), break_long_words=False) or [""]  # a few columns over beat one word alone
+    first: Line = [("  try      ", "dim"), (typed, "bold green" if fix.verified else ""), ("  ", ""), (rest[0], "dim")]
+    return [first, *([(" " * 13 + line, "dim")] for line in textwrap.wrap(" ".join(rest[1:]), WIDTH - 13))]
 
 
 def show_finding(finding: Finding) -> Iterator[Line]:
@@ -114,7 +120,7 @@ def show_finding(finding: Finding) -> Iterator[Line]:
         waived = finding.waived
         yield [("  waived   ", "dim"), (clean(f"until {waived['until']} by {waived['approved_by']}: {waived['reason']}"), "")]
     for fix in finding.fixes:
-        yield show_fix(fix)
+        yield from show_fix(fix)
 
 
 def _purposes(found: PoolSum) -> str:
@@ -194,7 +200,7 @@ def show_budget(report: Report) -> list[Line]:
             label = f"  {a.purpose:<13} {clean(a.name)}"
             numbers = "".join(f"{size(n):>12}" for n in (a.certain_bytes, a.likely_bytes, a.at_most_bytes))
             kind = f" ({a.backing})" if a.backing != "device" else ""
-            lines.append([(f"{label:<62}"[:62], ""), (f"{numbers}  {a.phase}{kind}", "")])
+            lines.append([(f"{shorten(label, 61):<62}", ""), (f"{numbers}  {a.phase}{kind}", "")])
         total = "".join(f"{size(n):>12}" for n in (found.certain_bytes, found.likely_bytes, found.at_most_bytes))
         lines.append([(f"  {'sum':<60}", "bold"), (total, "bold"), (f"  of {size(usable_bytes(found.pool))} free", "")])
     lines.extend([(f"? {clean(unknown.what)}: {clean(unknown.why)}", "")] for unknown in report.budget.unknowns)

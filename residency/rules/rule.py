@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .finding import Finding, Fix, Outcome
@@ -33,7 +35,17 @@ class Facts:
     policy: Policy
 
 
-@dataclass(kw_only=True)
+def _doc_of(file: str | None) -> str:
+    """Return a module's docstring from its source: an interpreter that optimises throws docstrings away."""
+    try:
+        source = Path(file or "").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    match = re.match(r'"""(.*?)"""', source, re.DOTALL)
+    return match[1] if match else ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """A rule and its id ``<plugin>/<slug>``.
 
@@ -57,11 +69,14 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.doc:
             frame = sys._getframe(2)  # noqa: SLF001 - the one way to find the module a rule stands in
-            self.doc = inspect.cleandoc(frame.f_globals.get("__doc__") or "")
+            text = frame.f_globals.get("__doc__") or _doc_of(frame.f_globals.get("__file__"))
+            object.__setattr__(self, "doc", inspect.cleandoc(text))
 
     def check(self, function: Check) -> Check:
-        """Decorate the rule's one function."""
-        self.function = function
+        """Decorate the rule's one function; there is no second one."""
+        if self.function is not None:
+            raise ValueError(f"the rule {self.id} has a check already")
+        object.__setattr__(self, "function", function)
         return function
 
     def approve(self, message: str = "") -> Finding:

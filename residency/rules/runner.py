@@ -7,14 +7,15 @@ SystemExit, a generator, somebody else's finding, silence) becomes a finding of 
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
+import difflib
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from residency.clock import NoAnswer, time_limit
 from residency.errors import describe
+from residency.ways import Way
+from residency.where import Where
 
 from .finding import Finding, Outcome
 
@@ -31,36 +32,6 @@ if TYPE_CHECKING:
 RULE_SECONDS = 5.0
 
 
-class RuleTimeout(BaseException):
-    """Raised inside a rule that does not come back."""
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[Callable[[float], object]]:
-    """Let the body interrupt what takes longer than some seconds; yields what winds the clock: ``wind(seconds)``, 0 stops it.
-
-    Works in the main thread on POSIX when nobody else uses SIGALRM; elsewhere winding does nothing.
-    """
-    usable = (
-        hasattr(signal, "setitimer")
-        and threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
-    )
-    if not usable:
-        yield lambda _seconds: None
-        return
-
-    def expire(_number: int, _frame: object) -> None:
-        raise RuleTimeout(f"no answer within {seconds:g} s")
-
-    signal.signal(signal.SIGALRM, expire)
-    try:
-        yield lambda wound: signal.setitimer(signal.ITIMER_REAL, wound)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
 def _broken(rule: Rule, owner: str, what: str) -> Finding:
     return Finding(
         rule=rule.id,
@@ -75,22 +46,59 @@ def ask(rule: Rule, facts: Facts, owner: str) -> tuple[Finding, ...]:
     assert rule.function is not None
     try:
         answer = rule.function(facts)
-    except (Exception, SystemExit, RuleTimeout) as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever a plugin throws must end in "no verdict" with its name
         return (_broken(rule, owner, describe(error)),)
     answers: tuple[object, ...] = tuple(answer) if isinstance(answer, (list, tuple)) else (answer,)
     if not answers:
         return (_broken(rule, owner, "an empty list of findings"),)
-    found: list[Finding] = []
+    found = []
     for item in answers:
-        if type(item) is not Finding:
-            found.append(_broken(rule, owner, f"{item!r:.60} is not a finding"))
-        elif item.rule != rule.id:
-            found.append(_broken(rule, owner, f"it answered for another rule, {item.rule!r:.60}"))
-        elif type(item.outcome) is not Outcome:
-            found.append(_broken(rule, owner, f"unknown outcome {item.outcome!r:.60}"))
+        fault = _fault(item, rule, facts)
+        if fault is None:
+            assert isinstance(item, Finding)
+            # What only the core may say: a fix was tried, a veto is waived, who is to blame.
+            found.append(replace(item, fixes=(), waived=None, culprit=None, missing_title=None))
         else:
-            found.append(item)
+            found.append(_broken(rule, owner, fault))
     return tuple(found)
+
+
+#: Fields of a finding and the types they may have.
+_FIELDS: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("message", (str,)), ("missing", (str, type(None))), ("knob", (str, type(None))), ("pool", (str, type(None))),
+    ("need_bytes", (int, type(None))), ("have_bytes", (int, type(None))), ("largest_name", (str, type(None))),
+    ("largest_bytes", (int, type(None))), ("ways", (tuple,)), ("where", (Where, type(None))),
+)  # fmt: skip
+
+
+def _fault(item: object, rule: Rule, facts: Facts) -> str | None:
+    """Return what is wrong with a rule's answer, or None when it is a finding that can be used."""
+    if type(item) is not Finding:
+        return f"{_shown(item)} is not a finding"
+    if item.rule != rule.id:
+        return f"it answered for another rule, {_shown(item.rule)}"
+    if type(item.outcome) is not Outcome:
+        return f"unknown outcome {_shown(item.outcome)}"
+    for name, kinds in _FIELDS:
+        value: object = getattr(item, name)
+        if type(value) not in kinds:
+            return f"its {name} is {_shown(value)}"
+    for way in item.ways:
+        if type(way) is not Way or type(way.knob) is not str or not facts.launch.has(way.knob):
+            return f"it offers {_shown(way)}, which changes no setting there is"
+        if way.low is not None and not (type(way.low) is int and type(way.value) is int and type(way.step) is int and way.step > 0):
+            return f"it offers {_shown(way)}, whose bounds are not whole numbers"
+    return None
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a repr that raises is one more thing a plugin can get wrong
+        return f"an object of {type(value).__name__} that cannot be shown"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _fingerprint(facts: Facts) -> tuple[str, ...]:
@@ -108,7 +116,7 @@ def _ask_stranger(rule: Rule, facts: Facts, owner: str, wind: Callable[[float], 
         wind(RULE_SECONDS)
         answers = ask(rule, facts, owner)
         wind(0)
-    except RuleTimeout as error:  # expired between the rule's end and the clock's
+    except NoAnswer as error:  # expired between the rule's end and the clock's
         answers = (_broken(rule, owner, describe(error)),)
     if _fingerprint(facts) != before:
         answers = (*answers, _broken(rule, owner, "it changed the facts other rules judge by"))
@@ -178,9 +186,10 @@ def apply_policy(findings: tuple[Finding, ...], facts: Facts, plugins: PluginSet
                             finding,
                             waived={"reason": waiver.reason, "until": waiver.until.isoformat(), "approved_by": waiver.approved_by},
                         )
-        elif finding.outcome is Outcome.CANNOT_TELL and finding.culprit is None and policy.cannot_tell == "warn":
+        elif finding.outcome is Outcome.CANNOT_TELL and _is_a_rules(finding) and policy.cannot_tell == "warn":
             changed = replace(finding, outcome=Outcome.WARN, message=f"Cannot tell, and the policy accepts that: {finding.message}")
         judged.append(changed)
+    judged.extend(policy_remarks(policy, plugins))
     for index, waiver in enumerate(policy.waivers):
         if waiver.until < today:
             state = f"expired on {waiver.until.isoformat()}"
@@ -194,6 +203,26 @@ def apply_policy(findings: tuple[Finding, ...], facts: Facts, plugins: PluginSet
             continue
         judged.append(Finding(rule="residency/policy", outcome=Outcome.WARN, message=f"The waiver for {waiver.rule} ({waiver.reason}) {state}."))
     return tuple(judged)
+
+
+def _is_a_rules(finding: Finding) -> bool:
+    """Whether a rule said this about the launch, and not the core about rules and plugins."""
+    return finding.culprit is None and not finding.rule.startswith("residency/")
+
+
+def policy_remarks(policy: Policy, plugins: PluginSet) -> Iterator[Finding]:
+    """Yield what a policy says in vain: severities of rules that are not there, or that must run."""
+    known = {rule.id for rule in plugins.rules}
+    for rule, level in policy.severities.items():
+        if rule not in known:
+            close = difflib.get_close_matches(rule, known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            message = f"The policy sets a severity for {rule}, and no loaded plugin brings that rule.{hint}"
+        elif level == "off" and rule in policy.require:
+            message = f"The policy switches {rule} off and requires it; it runs."
+        else:
+            continue
+        yield Finding(rule="residency/policy", outcome=Outcome.WARN, message=message)
 
 
 #: Days before its end from which a waiver in use is mentioned.
