@@ -7,6 +7,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from .machine.model import usable_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -69,6 +71,12 @@ class Allocation:
     accounted: bool = True  # False: the engine itself does not budget these bytes
     greedy: bool = False  # it takes what is left: free memory less the reserve, read when it is made
     evidence: str | None = None  # where the figure comes from
+
+    def __post_init__(self) -> None:
+        """Refuse bytes that cannot be: a negative sum would hide a pool that is over. Raises ValueError."""
+        certain, likely, most = self.certain_bytes, self.likely_bytes, self.at_most_bytes
+        if certain < 0 or likely < 0 or most < 0 or (self.purpose is not Purpose.RESERVE and not certain <= likely <= most):
+            raise ValueError(f"{self.name} in {self.pool}: certain {certain}, likely {likely}, at most {most} bytes are no allocation")
 
     @classmethod
     def exact(cls, pool: str, purpose: Purpose, name: str, phase: Phase, size_bytes: int, **more: Any) -> Allocation:
@@ -146,6 +154,11 @@ class PoolSum:
     likely_bytes: int
     at_most_bytes: int
     allocations: tuple[Allocation, ...]
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What the launch may take here; a ceiling is compared with the devices' part alone. None: unknown."""
+        return usable_bytes(self.pool, host_bytes=sum(a.likely_bytes for a in self.allocations if a.device in (None, "CPU")))
 
     @property
     def reserve_bytes(self) -> int:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from residency.budget import Allocation, Budget, Phase, Purpose, Unknown
 from residency.engines.base import EngineView
 from residency.errors import describe
-from residency.machine.model import usable_bytes
 from residency.report.model import Report
 from residency.rules.finding import Finding, Fix, Outcome
 from residency.rules.rule import Facts
@@ -190,7 +189,7 @@ def _excess(budget: Budget, case: Case) -> int:
     rooms = [
         found.likely_bytes - usable + case.policy.margin_of(found.pool.name, found.pool.total_bytes or 0)
         for found in budget.sums(case.machine)
-        if found.allocations and (usable := usable_bytes(found.pool)) is not None
+        if found.allocations and (usable := found.usable_bytes) is not None
     ]
     return max(rooms, default=0)
 

@@ -16,6 +16,7 @@ from residency.units import GIB, MIB
 from residency_plugins.unified_memory import (  # isort: skip
     ceiling, double_copy, expert_residency, free_versus_total, host_access, memory_query, never_fails, offload, prefault,
 )  # fmt: skip
+from residency_plugins.memory_budget import pools
 
 LACKING = CapabilityTable(rows=(), titles={"device-expert-slots": "device-side expert slot store"})
 
@@ -231,10 +232,14 @@ def test_ceiling():
     found = ask(13 * GIB, kind="metal", free=16 * GIB, ceiling_bytes=12 * GIB)
     assert (found.outcome, found.need_bytes, found.have_bytes) == ("veto", 13 * GIB, 12 * GIB)
     assert found.message == (
-        "unified: GPU0 may use 12.00 GiB of the 16.00 GiB (the recommended working set), of which 12.00 GiB is left. "
-        "The launch needs 13.00 GiB; what is free beyond that is not for the device."
+        "unified: GPU0 may use 12.00 GiB of the 16.00 GiB (the recommended working set), and the launch puts "
+        "13.00 GiB there. That 16.00 GiB are free does not help the device."
     )
     assert ask(12 * GIB, kind="metal", free=16 * GIB, ceiling_bytes=12 * GIB).outcome == "approve"
+    # What other processes of the host hold does not count against the working set.
+    assert ask(11 * GIB, kind="metal", free=12 * GIB, ceiling_bytes=12 * GIB).outcome == "approve"
+    # And what is not free is another rule's affair.
+    assert ask(13 * GIB, kind="metal", free=11 * GIB, ceiling_bytes=12 * GIB).outcome == "approve"
     unknown = ask(14 * GIB, kind="rocm")
     assert (unknown.outcome, unknown.message) == (
         "warn",
@@ -245,6 +250,20 @@ def test_ceiling():
     assert ask(14 * GIB, kind="cuda").outcome == "approve"
 
 
+def test_the_host_part_of_a_launch_is_not_under_the_device_s_ceiling():
+    machine = shared(kind="metal", free=15 * GIB, ceiling_bytes=8 * GIB)
+
+    def ask(device, host):
+        rows = (row(Purpose.WEIGHTS, device * GIB), Allocation.exact("unified", Purpose.KV, "host", Phase.LOAD, host * GIB))
+        given = facts(machine=machine, budget=budget(*rows))
+        return finding(ceiling.rule, given).outcome, finding(pools.rule, given).outcome
+
+    assert ask(8, 7) == ("approve", "approve")
+    assert ask(9, 1) == ("veto", "veto")
+    assert ask(8, 8) == ("approve", "veto")  # more than is free
+    assert ask(0, 12) == ("approve", "approve")  # computed on the CPU
+
+
 def test_an_m1_with_8_gib_refuses_what_is_over_its_working_set():
     # 7630 + 400 + 81.63 MiB of buffers against a working set of 5461.34 MiB, on 8 GiB.
     machine = shared(total=8 * GIB, free=8 * GIB, kind="metal", ceiling_bytes=int(5461.34 * MIB))
@@ -252,8 +271,8 @@ def test_an_m1_with_8_gib_refuses_what_is_over_its_working_set():
     found = finding(ceiling.rule, facts(machine=machine, budget=budget(*rows)))
     assert found.outcome == "veto"
     assert found.message == (
-        "unified: GPU0 may use 5.33 GiB of the 8.00 GiB (the recommended working set), of which 5.33 GiB is left. "
-        "The launch needs 7.92 GiB; what is free beyond that is not for the device."
+        "unified: GPU0 may use 5.33 GiB of the 8.00 GiB (the recommended working set), and the launch puts "
+        "7.92 GiB there. That 8.00 GiB are free does not help the device."
     )
 
 

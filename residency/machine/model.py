@@ -25,15 +25,17 @@ class Pool:
     evidence: str | None = None
 
 
-def usable_bytes(pool: Pool) -> int | None:
-    """Return what a launch may take from a pool: free, under its ceiling, less what is reserved. None: unknown."""
+def usable_bytes(pool: Pool, *, host_bytes: int = 0) -> int | None:
+    """Return what a launch may take from a pool, in bytes: what is free less what is reserved. None: unknown.
+
+    A ceiling is a device's (working set, GTT): what other processes of the host hold does not count
+    against it, and neither does what the launch's own host part takes (``host_bytes``).
+    """
     free = pool.free_bytes if pool.free_bytes is not None else pool.total_bytes
     if free is None:
         return None
-    if pool.ceiling_bytes is not None:
-        used = (pool.total_bytes - free) if pool.total_bytes is not None else 0
-        free = min(free, max(0, pool.ceiling_bytes - used))
-    return max(0, free - pool.reserved_bytes)
+    room = max(0, free - pool.reserved_bytes)
+    return room if pool.ceiling_bytes is None else min(room, pool.ceiling_bytes + host_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

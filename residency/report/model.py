@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from residency.exits import Exit
-from residency.machine.model import usable_bytes
 from residency.rules.finding import Finding, Outcome
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class Report:
         }
 
     def _pool(self, found: PoolSum) -> dict[str, Any]:
-        usable = usable_bytes(found.pool)
+        usable = found.usable_bytes
         margin = self.policy.margin_of(found.pool.name, found.pool.total_bytes or 0)
         return {
             "name": found.pool.name,

@@ -11,7 +11,6 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from residency.budget import Purpose
-from residency.machine.model import usable_bytes
 from residency.rules.finding import Outcome
 from residency.text import clean, shorten
 from residency.units import plural, size
@@ -137,7 +136,7 @@ def show_pool(found: PoolSum, report: Report) -> Iterator[Line]:
     """Yield the compact budget of one pool: a bar against what is usable, then the purposes."""
     if not found.allocations:
         return
-    usable = usable_bytes(found.pool)
+    usable = found.usable_bytes
     devices = [d.name for d in report.machine.devices if d.pool == found.pool.name and d.name != found.pool.name]
     name = clean(" + ".join([found.pool.name, *devices]))
     if usable is None:
@@ -202,7 +201,7 @@ def show_budget(report: Report) -> list[Line]:
             kind = f" ({a.backing})" if a.backing != "device" else ""
             lines.append([(f"{shorten(label, 61):<62}", ""), (f"{numbers}  {a.phase}{kind}", "")])
         total = "".join(f"{size(n):>12}" for n in (found.certain_bytes, found.likely_bytes, found.at_most_bytes))
-        lines.append([(f"  {'sum':<60}", "bold"), (total, "bold"), (f"  of {size(usable_bytes(found.pool))} free", "")])
+        lines.append([(f"  {'sum':<60}", "bold"), (total, "bold"), (f"  of {size(found.usable_bytes)} free", "")])
     lines.extend([(f"? {clean(unknown.what)}: {clean(unknown.why)}", "")] for unknown in report.budget.unknowns)
     return lines
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.budget import Purpose
-from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule, Way
 from residency.units import size
 
@@ -34,7 +33,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
     sums = card_sums(facts)
     if len(sums) < 2:
         return rule.not_applicable("one card")
-    room = {s.pool.name: usable_bytes(s.pool) for s in sums}
+    room = {s.pool.name: s.usable_bytes for s in sums}
     if any(r is None for r in room.values()):
         return rule.not_applicable("how much a card holds is unknown; memory-budget/pools says which")
     left = {s.pool.name: (room[s.pool.name] or 0) - s.likely_bytes for s in sums}

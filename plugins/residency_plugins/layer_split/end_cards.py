@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.budget import Purpose
-from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule, Way
 from residency.units import size
 
@@ -43,7 +42,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
     extras = (Purpose.DRAFT, Purpose.VISION, Purpose.WEIGHTS) if comparable else (Purpose.DRAFT, Purpose.VISION)
     findings = []
     for found in sums:
-        usable = usable_bytes(found.pool)
+        usable = found.usable_bytes
         alone = tuple(a for a in found.allocations if counts[a.name] == 1 and a.purpose in extras and a.likely_bytes)
         extra = sum(a.likely_bytes for a in alone)
         if usable is None or not extra or found.likely_bytes <= usable or found.likely_bytes - extra > usable:

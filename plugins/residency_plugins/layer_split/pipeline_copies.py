@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.budget import Purpose
-from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule, Way
 from residency.units import size
 
@@ -37,7 +36,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
     findings = []
     known = facts.budget.facts.get("pipeline_copies_bytes")
     for found in card_sums(facts):
-        usable = usable_bytes(found.pool)
+        usable = found.usable_bytes
         compute = sum(a.likely_bytes for a in found.allocations if a.purpose is Purpose.COMPUTE)
         extra = known.get(found.pool.name, 0) if isinstance(known, dict) else compute
         if usable is None or found.likely_bytes <= usable or found.likely_bytes - extra > usable:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.budget import Purpose
-from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule, Way
 from residency.units import size
 
@@ -37,7 +36,7 @@ def check(facts: Facts) -> Finding:
     if len(sums) < 2 or len(holding) != 1:
         return rule.not_applicable("the cache is not on one card of several")
     found, held = holding[0], cache[holding[0].pool.name]
-    usable = usable_bytes(found.pool)
+    usable = found.usable_bytes
     if usable is not None and found.likely_bytes > usable >= found.likely_bytes - held:
         return rule.veto(
             f"{found.pool.name} is over by {size(found.likely_bytes - usable)} because the whole cache, {size(held)}, stays on the main card while rows are spread.",

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule
 from residency.units import size
 
@@ -43,7 +42,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
         if total is None or free is None:
             continue
         held = total - free
-        usable = usable_bytes(found.pool) or 0
+        usable = found.usable_bytes or 0
         empty = min(total, found.pool.ceiling_bytes or total) - found.pool.reserved_bytes
         if usable < found.certain_bytes <= empty and held > total * NOTABLE:
             findings.append(

@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from residency.budget import Phase
-from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule
 from residency.units import size
 
@@ -57,13 +56,13 @@ def check(facts: Facts) -> list[Finding] | Finding:
         if finding is not None:
             findings.append(finding)
     if not any(str(f.outcome) in ("veto", "cannot-tell") for f in findings):
-        shown = ", ".join(f"{f.pool.name} {size(f.likely_bytes)} of {size(usable_bytes(f.pool))}" for f in sums)
+        shown = ", ".join(f"{f.pool.name} {size(f.likely_bytes)} of {size(f.usable_bytes)}" for f in sums)
         findings.append(rule.approve(shown))
     return findings
 
 
 def _judge(found: PoolSum, facts: Facts) -> Finding | None:
-    usable = usable_bytes(found.pool)
+    usable = found.usable_bytes
     name = found.pool.name
     if usable is None:
         if found.likely_bytes == 0:

@@ -58,14 +58,14 @@ def check(facts: Facts) -> list[Finding] | Finding:
                     )
                 )
             continue
-        exceeded = over(found, facts)
-        free = pool.free_bytes if pool.free_bytes is not None else pool.total_bytes
-        if exceeded is None or exceeded.need_bytes > free or exceeded.need_bytes <= pool.ceiling_bytes - (pool.total_bytes - free):
-            continue
+        exceeded, free = over(found, facts), pool.free_bytes if pool.free_bytes is not None else pool.total_bytes
+        if exceeded is None or exceeded.need_bytes > free - pool.reserved_bytes or exceeded.have_bytes >= free - pool.reserved_bytes:
+            continue  # it is under the ceiling, or what is free is the narrower limit, and others say so
+        on_device = sum(a.likely_bytes for a in found.allocations if a.device not in (None, "CPU"))
         findings.append(
             rule.veto(
-                f"{pool.name}: {device.name} may use {size(pool.ceiling_bytes)} of the {size(pool.total_bytes)} ({called}), of which "
-                f"{size(exceeded.have_bytes)} is left. The launch needs {size(exceeded.need_bytes)}; what is free beyond that is not for the device.",
+                f"{pool.name}: {device.name} may use {size(pool.ceiling_bytes)} of the {size(pool.total_bytes)} ({called}), and the launch puts "
+                f"{size(on_device)} there. That {size(free)} are free does not help the device.",
                 pool=pool.name, need_bytes=exceeded.need_bytes, have_bytes=exceeded.have_bytes, ways=facts.budget.ways,
             )
         )

@@ -56,8 +56,8 @@ def check(facts: Facts) -> list[Finding] | Finding:
             if exceeded is None or not facts.engine.lacks(STORE, device):
                 continue
             placeable = facts.engine.has("expert-placement", device) or any(way.knob == "experts.on_host" for way in facts.budget.ways)
-            if placeable and not facts.machine.is_unified(device) and not facts.launch.get("experts.stream"):
-                continue  # experts can stay in the host's own memory; memory-budget/pools offers how many
+            if placeable and not facts.launch.get("experts.stream"):
+                continue  # the engine can keep experts off the device; memory-budget/pools offers how many
             if found.certain_bytes - towers.certain_bytes > exceeded.have_bytes:
                 continue  # it would not fit without any expert; memory-budget/pools says what is too large
             findings.append(_refusal(found, towers, device, exceeded, facts))

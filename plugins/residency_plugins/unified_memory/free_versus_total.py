@@ -56,8 +56,8 @@ def check(facts: Facts) -> list[Finding] | Finding:
             continue
         if total is None or free is None or exceeded.need_bytes > total - pool.reserved_bytes:
             continue  # it fits neither, and memory-budget/pools says so
-        if pool.ceiling_bytes is not None and exceeded.need_bytes > pool.ceiling_bytes:
-            continue
+        if exceeded.need_bytes <= free - pool.reserved_bytes:
+            continue  # it is free, and a ceiling or the policy's margin is the narrower limit
         findings.append(
             rule.veto(
                 f"{pool.name}: the launch needs {size(exceeded.need_bytes)}, which the {size(total)} of the pool would hold and the "

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from residency.machine.model import usable_bytes
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -26,7 +24,7 @@ class Over:
 
 def over(found: PoolSum, facts: Facts) -> Over | None:
     """Return by which number a pool is over, or None when it is not, or its size is unknown."""
-    usable = usable_bytes(found.pool)
+    usable = found.usable_bytes
     if usable is None:
         return None
     limit = max(0, usable - facts.policy.margin_of(found.pool.name, found.pool.total_bytes or 0))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule, Way
 from residency.units import size
 
@@ -39,8 +38,7 @@ def check(facts: Facts) -> Finding:
         mapped = sum(a.at_most_bytes for a in found.allocations if a.backing == "mapped")
     if not mapped or asked is False:
         return rule.not_applicable("nothing is read ahead")
-    usable = usable_bytes(host)
-    if usable is None or found is None:
+    if found is None or (usable := found.usable_bytes) is None:
         return rule.not_applicable("the size of the host's pool is unknown")
     room = max(0, usable - found.likely_bytes)
     if mapped <= room:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule, Way
 from residency.units import size
 
@@ -37,7 +36,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
     sums = {s.pool.name: s for s in facts.budget.sums(facts.machine)}
     for allocation in outside:
         found = sums[allocation.pool]
-        usable = usable_bytes(found.pool)
+        usable = found.usable_bytes
         if usable is None:
             continue
         rest = found.likely_bytes - allocation.likely_bytes

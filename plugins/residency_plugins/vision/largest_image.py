@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from residency.machine.model import usable_bytes
 from residency.rules import Finding, Rule, Way
 from residency.units import size
 
@@ -44,7 +43,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
     sums = {s.pool.name: s for s in facts.budget.sums(facts.machine)}
     for allocation in tower.allocations(facts):
         found = sums[allocation.pool]
-        usable = usable_bytes(found.pool)
+        usable = found.usable_bytes
         growth = allocation.at_most_bytes - allocation.likely_bytes
         held = found.likely_bytes - found.reserve_bytes
         if usable is not None and growth and held <= usable < held + growth:
