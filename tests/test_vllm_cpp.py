@@ -111,10 +111,9 @@ def test_versions_are_dates_of_trees(version, known):
     assert is_tree(version) is known
 
 
-def test_an_unknown_version_gives_no_verdict():
-    report = judged("--device", "cpu", engine="vllm.cpp@0.9.1")
-    assert report.exit_code == 3
-    assert "versions are dates of trees, 2026.07 to 2026.10" in report.summary()
+def test_an_unknown_version_is_refused():
+    with pytest.raises(InputError, match="versions are dates of trees, 2026.07 to 2026.10"):
+        judged("--device", "cpu", engine="vllm.cpp@0.9.1")
 
 
 def test_a_launch_file_says_the_same_as_the_command_line(tmp_path):
@@ -244,7 +243,7 @@ x unified-memory/expert-residency                        argument 7 (--device)  
   missing  device-side expert slot store
   largest  blk.92.ffn_gate_exps.weight  2.62 GiB
   try      --device cpu  verified: passes; slower: experts are read from the file as tokens need them
-  try      VT_MOE_EXPERT_STREAM=1  verified: passes; its answers are unverified
+  try      VT_MOE_EXPERT_STREAM=1 (environment)  verified: passes; its answers are unverified
 """
 
 

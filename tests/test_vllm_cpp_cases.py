@@ -71,7 +71,7 @@ def hybrid(layers, width, kind, *, experts=0, inner=512, expert_kind=None, vocab
     more = {"expert_count": experts, "expert_used_count": 8, "expert_feed_forward_length": inner} if experts else {"feed_forward_length": inner}
     return checkpoint(
         "qwen35moe" if experts else "qwen35", rows, block_count=layers, embedding_length=width, context_length=262144, vocab_size=vocabulary,
-        **{"attention.head_count": 16, "attention.head_count_kv": 4, "attention.key_length": 256, "attention.value_length": 256,
+        **{"attention.head_count": max(width // 256, 16), "attention.head_count_kv": 4, "attention.key_length": 256, "attention.value_length": 256,
            "ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.group_count": 16, "ssm.time_step_rank": 32, "ssm.inner_size": 4096}, **more,
     )  # fmt: skip
 

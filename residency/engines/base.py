@@ -143,6 +143,11 @@ class Engine(Protocol):
         """Lay the launch out. Pure: reads nothing but its arguments."""
         ...
 
+    # An engine may also have these; the core asks for them by name:
+    # ``version_problem(version) -> str | None``: why a text is no version of this engine; None when it is one.
+    # ``ordered_version(version) -> str``: the form that ``version_in`` can compare.
+    # ``spell(launch, knob, value) -> str | None``: a change in the words the user typed.
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineView:

@@ -2,7 +2,7 @@
 
 Engines search them with ECMAScript rules (``std::regex_search``). Python's own matcher tries every way to match and
 cannot be interrupted, so it gets a pattern only when few ways exist; any other runs as an automaton that looks at every
-character once. What neither can take is said to be so: :class:`PatternUnknown`.
+character once. What neither can take is said to be so: :class:`PatternUnknownError`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PatternError(ValueError):
     """It is not a regular expression, and the engine refuses it."""
 
 
-class PatternUnknown(ValueError):
+class PatternUnknownError(ValueError):
     """Whether it matches cannot be told here in bounded time."""
 
 
@@ -118,7 +118,7 @@ class _Parser:
             while (bounds := self.quantifier()) is not None:
                 times += 1
                 if times > DEEPEST:
-                    raise PatternUnknown("it repeats repetitions too often")
+                    raise PatternUnknownError("it repeats repetitions too often")
                 if isinstance(atom, (_Edge, _Look)):
                     raise PatternError("there is nothing to repeat")
                 atom = _Repeat(atom, *bounds)
@@ -166,7 +166,7 @@ class _Parser:
     def group(self) -> _Node:
         self.depth += 1
         if self.depth > DEEPEST:
-            raise PatternUnknown("its groups are nested too deeply")
+            raise PatternUnknownError("its groups are nested too deeply")
         look = False
         if self.peek() == "?":
             self.at += 1
@@ -187,7 +187,7 @@ class _Parser:
         if char in "bB":
             return _Look(None)
         if char.isdigit() and char != "0":
-            raise PatternUnknown("it refers back to a group")
+            raise PatternUnknownError("it refers back to a group")
         return self.escaped(char)
 
     def escaped(self, char: str) -> _Set:
@@ -210,6 +210,7 @@ class _Parser:
     def bracket(self) -> _Node:
         negated = self.peek() == "^"
         self.at += negated
+        self.foreign = self.foreign or self.peek() == "]"  # closes the brackets at once
         chars: set[str] = set()
         begin = ""
         while True:
@@ -228,7 +229,7 @@ class _Parser:
                     raise PatternError("a [ is not closed")
                 found = _Set(frozenset("\b")) if escape == "b" else self.escaped(escape)
                 if found.negated:
-                    raise PatternUnknown("it has a negated class within brackets")
+                    raise PatternUnknownError("it has a negated class within brackets")
                 chars |= found.chars
                 one = next(iter(found.chars)) if len(found.chars) == 1 else None
             ranges = self.peek() == "-" and self.text[self.at + 1 : self.at + 2] not in ("]", "")
@@ -238,7 +239,7 @@ class _Parser:
                 if ord(begin) > ord(one):
                     raise PatternError(f"the range {begin}-{one} runs backwards")
                 if ord(one) - ord(begin) > 0xFFFF:
-                    raise PatternUnknown("it has a range of too many characters")
+                    raise PatternUnknownError("it has a range of too many characters")
                 chars |= {chr(code) for code in range(ord(begin), ord(one) + 1)}
                 begin = ""
                 continue
@@ -255,7 +256,7 @@ class _Parser:
         end = self.text.find(kind + "]", self.at)
         found = _NAMED.get(self.text[self.at : end]) if kind == ":" and end >= 0 else None
         if found is None:
-            raise PatternUnknown("it names a class of characters of the engine's library")
+            raise PatternUnknownError("it names a class of characters of the engine's library")
         self.at, self.foreign = end + 2, True
         return found
 
@@ -299,7 +300,7 @@ class _Automaton:
 
     def state(self, test: _Set | None = None, edge: _Edge | None = None, *nexts: int) -> int:
         if len(self.tests) >= MOST_STATES:
-            raise PatternUnknown("it repeats too much")
+            raise PatternUnknownError("it repeats too much")
         self.tests.append(test)
         self.edges.append(edge)
         self.nexts.append(list(nexts))
@@ -312,7 +313,7 @@ class _Automaton:
         if isinstance(node, _Edge):
             return self.state(None, node, then)
         if isinstance(node, _Look):
-            raise PatternUnknown("it looks ahead or at word boundaries and may take for ever to match")
+            raise PatternUnknownError("it looks ahead or at word boundaries and may take for ever to match")
         if isinstance(node, _Choice):
             return self.state(None, None, *[self.build(option, then) for option in node.options])
         if isinstance(node, _Sequence):
@@ -320,7 +321,7 @@ class _Automaton:
                 then = self.build(part, then)
             return then
         if node.least > _REPEAT_MOST or (node.most or 0) > _REPEAT_MOST:
-            raise PatternUnknown("it repeats too much")
+            raise PatternUnknownError("it repeats too much")
         if node.most is None:
             fork = self.state(None, None, then)
             self.nexts[fork].append(self.build(node.inner, fork))
@@ -377,10 +378,10 @@ def searcher(pattern: str) -> Callable[[str], object]:
 
     Raises:
         PatternError: it is not a regular expression.
-        PatternUnknown: it can be matched by neither means.
+        PatternUnknownError: it can be matched by neither means.
     """
     if len(pattern) > LONGEST:
-        raise PatternUnknown(f"it is longer than {LONGEST} characters")
+        raise PatternUnknownError(f"it is longer than {LONGEST} characters")
     parser = _Parser(pattern)
     node = parser.read()
     if not parser.foreign and _ways(node) <= MOST_WAYS:
@@ -399,7 +400,7 @@ def reason(pattern: str) -> str | None:
         searcher(pattern)
     except PatternError as error:
         return str(error)
-    except PatternUnknown:
+    except PatternUnknownError:
         pass
     return None
 

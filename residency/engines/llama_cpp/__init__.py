@@ -78,6 +78,12 @@ class LlamaCpp:
 
         return option_problem(name, value, version=normal(version, self.name), fork=self.name)
 
+    def version_problem(self, version: str) -> str | None:
+        """Return why a text is no version of this engine, or None when it is one."""
+        from .version import problem
+
+        return problem(version)
+
     def ordered_version(self, version: str) -> str:
         """Return a version in the form :func:`residency.engines.base.version_in` can compare."""
         from .version import normal

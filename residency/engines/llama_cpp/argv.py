@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from residency.engines import patterns
 from residency.engines.base import version_in, version_key
 from residency.engines.reading import Reading
-from residency.errors import InputError
 from residency.launch.knobs import KNOB_TYPES, Knobs
 from residency.launch.model import Launch
-from residency.text import clean
+from residency.text import clean, shorten
 from residency.where import Where
 
-from .flags import BUNDLES, ENVIRONMENT, FLAGS, SILENT, Flag
+from .flags import BUNDLES, ENDS_AT_ONCE, ENVIRONMENT, FLAGS, INFORMATION, SILENT, SILENT_COUNTS, Flag
 from .version import shown
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def convert(flag: Flag, text: str) -> Any:
     """Return the value of a flag from its text; raise ValueError saying what is wrong."""
     kind = flag.kind
     if kind == "int":
-        return _whole(text)
+        return _counter(text)
     if kind == "layers":
-        return text if text in ("auto", "all") else _whole(text)
+        return text if text in ("auto", "all") else _counter(text)
     if kind in ("text", "path"):
         return text
     if kind == "onoff":
@@ -85,7 +85,7 @@ def convert(flag: Flag, text: str) -> Any:
     if kind == "devices":
         return [] if text == "none" else [part for part in text.split(",") if part]
     if kind == "ratios":
-        return [_number(part) for part in re.split(r"[,/]+", text)]
+        return ratios(re.split(r"[,/]+", text))
     if kind == "sizes":
         return [_whole(part) for part in text.split(",")]
     if kind == "overrides":
@@ -99,20 +99,43 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _counter(text: str) -> int:
+    """Return a whole number the engine's parser takes (``std::stoi``: 32 bits, signed)."""
+    value = _whole(text)
+    if not fits_counter(value):
+        raise ValueError(f"cannot be {value}: the engine's parser takes whole numbers of 32 bits only")
+    return value
+
+
+def fits_counter(value: int) -> bool:
+    """Whether the engine's parser takes a number."""
+    return -(2**31) <= value < 2**31
+
+
 def _number(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{0,18})?", text):
         raise ValueError(f"expects numbers, not {clean(text)!r}")
     return float(text)
 
 
+#: One more share than this ends the engine: "got 16 input configs, but system only has 16 devices" (0.5.0).
+MOST_SHARES = 15
+
+
+def ratios(parts: Sequence[str]) -> list[float]:
+    """Return the shares of ``--tensor-split``; raise ValueError saying what is wrong."""
+    if len(parts) > MOST_SHARES:
+        raise ValueError(f"has {len(parts)} shares, and the engine takes {MOST_SHARES} at most")
+    return [_number(part) for part in parts]
+
+
 def _override(text: str) -> dict[str, str]:
     pattern, separator, target = text.rpartition("=")
     if not separator or not pattern or not target:
         raise ValueError(f"expects pattern=device, not {clean(text)!r}")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"has a pattern that is not a regular expression ({error}): {clean(pattern)!r}") from error
+    wrong = patterns.reason(pattern)
+    if wrong is not None:
+        raise ValueError(f"has a pattern that is not a regular expression ({wrong}): {patterns.shown(pattern)!r}")
     return {"pattern": pattern, "device": target}
 
 
@@ -230,8 +253,7 @@ def read_argv(
     for key, value in from_environment.items():
         reading.values.setdefault(key, value)
     launch = _launch(reading, argv, environ, given)
-    if reading.problems:
-        raise InputError(reading.problems)
+    reading.finish()
     return launch
 
 
@@ -248,10 +270,16 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
         reading.values["option:hf-repo"] = name.removeprefix("--")
         reading.places["option:hf-repo"] = where
         return index + 1
+    if name in INFORMATION:
+        reading.starts_nothing = True
+        if name in ENDS_AT_ONCE:
+            return len(argv)
     if name in SILENT:
         wanted = SILENT[name] if inline is None else 0
         if index + wanted >= len(argv) + (0 if wanted else 1):
             reading.complain(f"{name} needs a value", where)
+        elif name in SILENT_COUNTS:
+            _check_count(reading, name, argv[index + 1] if inline is None else inline, where)
         return index + 1 + wanted
     picked = _pick(reading, name, where)
     if picked is None:
@@ -286,13 +314,18 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
     return index + step
 
 
+def _check_count(reading: _Reading, name: str, text: str, where: Where) -> None:
+    """Complain about what ``std::stoi`` throws at: no leading digits, or more than 32 bits."""
+    found = re.match(r"\s*([+-]?[0-9]+)", text[:40])
+    if found is None or not fits_counter(int(found[1])):
+        reading.complain(f"{name} expects a whole number of 32 bits, not {clean(shorten(text, 40))!r}", where)
+
+
 def _unknown(reading: _Reading, name: str, where: Where) -> None:
     if not name.startswith("-"):
         reading.complain(f"{clean(name)!r} is not a flag, and no flag before it takes it as a value", where)
         return
-    known = [*flag_names(reading.fork), *SILENT]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    reading.complain(f"{reading.program} has no flag {clean(name)}", where, f"did you mean {close[0]}?" if close else None)
+    reading.complain(f"{reading.program} has no flag {clean(name)}", where, name=name, known=(*flag_names(reading.fork), *SILENT))
 
 
 def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], given: str | None) -> Launch:
@@ -337,6 +370,7 @@ def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], 
         argv=tuple(argv),
         environ={k: environ[k] for k in ENVIRONMENT if k in environ},
         name=reading.program,
+        starts_nothing=reading.starts_nothing,
     )
 
 
@@ -382,6 +416,8 @@ def option_problem(name: str, value: Any, *, version: str, fork: str) -> str | N
         return f"expects {' or '.join(t.__name__ for t in wanted)}, not {type(value).__name__}"
     if flag.choices and value not in flag.choices:
         return f"expects one of {', '.join(flag.choices)}"
+    if flag.kind in ("int", "layers") and isinstance(value, int) and not fits_counter(value):
+        return "is more than the engine's parser takes: whole numbers of 32 bits"
     return None
 
 

@@ -6,20 +6,19 @@ prompt, the generated tokens and the depth together (``tools/llama-bench/llama-b
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from residency.engines import patterns
 from residency.engines.reading import Reading
-from residency.errors import InputError
 from residency.launch.knobs import Knobs
 from residency.launch.model import Launch
 from residency.text import clean
 from residency.where import Where
 
-from .argv import FALSE, TRUE
+from .argv import FALSE, TRUE, fits_counter, ratios
 from .flags import ENVIRONMENT, KV_TYPES
 
 if TYPE_CHECKING:
@@ -33,7 +32,10 @@ def _numbers(text: str) -> list[int]:
         match = re.fullmatch(r"(-?[0-9]{1,12})(?:-([0-9]{1,12})(?:[+*][0-9]{1,6})?)?", part)
         if match is None:
             raise ValueError(f"expects numbers, not {clean(part)!r}")
-        found.append(int(match[2] or match[1]))
+        value = int(match[2] or match[1])
+        if not fits_counter(value):
+            raise ValueError(f"cannot be {value}: the engine's parser takes whole numbers of 32 bits only")
+        found.append(value)
     return found
 
 
@@ -68,7 +70,7 @@ def _first(text: str) -> str:
 
 
 def _ratios(text: str) -> list[float]:
-    return [float(part) for part in re.split(r"[/;]", _first(text))]
+    return ratios(re.split(r"[/;]", _first(text)))
 
 
 def _overrides(text: str) -> list[dict[str, str]]:
@@ -77,6 +79,9 @@ def _overrides(text: str) -> list[dict[str, str]]:
         pattern, separator, device = part.rpartition("=")
         if not separator or not pattern or not device:
             raise ValueError(f"expects pattern=device, not {clean(part)!r}")
+        wrong = patterns.reason(pattern)
+        if wrong is not None:
+            raise ValueError(f"has a pattern that is not a regular expression ({wrong}): {patterns.shown(pattern)!r}")
         found.append({"pattern": pattern, "device": device})
     return found
 
@@ -96,7 +101,8 @@ _FLAGS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "-pg": ("pair", lambda t: sum(_numbers(t))),
 }  # fmt: skip
 _BY_NAME = {name: entry for names, entry in _FLAGS.items() for name in names.split()}
-_VALUELESS = ("-h", "--help", "--list-devices", "-v", "--verbose", "--progress", "--no-warmup")
+_INFORMATION = ("-h", "--help", "--list-devices")
+_VALUELESS = ("-v", "--verbose", "--progress", "--no-warmup")
 _SILENT = ("-r", "--repetitions", "-o", "--output", "-oe", "--output-err", "-t", "--threads", "--prio", "--delay", "-C", "--cpu-mask", "--cpu-strict",
            "--poll", "--numa", "-rpc", "--rpc", "-hf", "-hff", "--hf-repo", "--hf-file", "-hft", "-fitt", "-fitc")  # fmt: skip
 #: What it runs when nothing is said: 512 tokens of prompt, 128 generated.
@@ -111,12 +117,14 @@ def read_bench(argv: Sequence[str], environ: Mapping[str, str], *, version: str,
         typed = argv[index]
         where = Where(source="argv", argv_index=index, flag=typed[:80])
         index += 1
+        if typed in _INFORMATION:
+            reading.starts_nothing = True
+            break
         if typed in _VALUELESS:
             continue
         entry = _BY_NAME.get(typed)
         if entry is None and typed not in _SILENT:
-            close = difflib.get_close_matches(typed, [*_BY_NAME, *_SILENT], n=1)
-            reading.complain(f"llama-bench has no flag {clean(typed)}", where, f"did you mean {close[0]}?" if close else None)
+            reading.complain(f"llama-bench has no flag {clean(typed)}", where, name=typed, known=(*_BY_NAME, *_SILENT))
             if index < len(argv) and not argv[index].startswith("-"):
                 index += 1
             continue
@@ -155,9 +163,9 @@ def _launch(reading: Reading, argv: Sequence[str], environ: Mapping[str, str], g
             knob = ".".join(str(part) for part in detail["loc"][:2])
             where = reading.places.get(knob, Where(source="default"))
             reading.complain(f"{where.flag or knob} cannot be {clean(str(detail['input']))}", where)
-    if reading.problems:
-        raise InputError(reading.problems)
+    reading.finish()
     return Launch(
         engine=fork, version=given, knobs=knobs, options=options, places=reading.places, program="llama-bench", argv=tuple(argv),
         environ={k: environ[k] for k in ENVIRONMENT if k in environ}, name="llama-bench",
+        starts_nothing=reading.starts_nothing,
     )  # fmt: skip

@@ -223,6 +223,17 @@ SILENT: dict[str, int] = {
     "--control-vector-layer-range": 2,
 }
 
+#: Flags with which a program prints something and ends; at some of them it ends before it reads the next.
+ENDS_AT_ONCE = frozenset({"--version", "-cl", "--cache-list", "--list-devices"})
+INFORMATION = ENDS_AT_ONCE | {"-h", "--help", "--usage", "--completion-bash"}
+#: Silent flags whose value is read as a whole number of 32 bits (``std::stoi``).
+SILENT_COUNTS = frozenset(
+    ["-t", "--threads", "-tb", "--threads-batch", "--prio", "--prio-batch", "--poll", "--poll-batch", "-n",
+     "--predict", "--n-predict", "--keep", "--top-k", "--repeat-last-n", "--yarn-orig-ctx", "--threads-http",
+     "--cache-reuse", "--port", "-gan", "--grp-attn-n", "-gaw", "--grp-attn-w", "-to", "--timeout",
+     "--dry-penalty-last-n", "--dry-allowed-length", "--mirostat"]
+)  # fmt: skip
+
 #: Flags that stand for a whole download and launch; the model is not known before it is fetched.
 BUNDLES = (
     "--embd-gemma-default", "--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default", "--fim-qwen-7b-spec",

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from residency.budget import Remark, Unknown
 from residency.checkpoint.model import Role
+from residency.engines import patterns
+from residency.units import plural
 from residency.ways import Way
 
 from . import compute, latent, tensor_split
@@ -196,8 +198,9 @@ def used_devices(settings: Settings) -> tuple[tuple[DeviceSpec, ...], Remark | N
         return (), None
     if settings.main_gpu >= len(settings.devices):
         return (), Remark(
-            kind="impossible", code="main-gpu-out-of-range", knob="device.ids", value=settings.main_gpu,
-            message=f"the main GPU is number {settings.main_gpu}, but there are {len(settings.devices)} devices (0 to {len(settings.devices) - 1})",
+            kind="impossible", code="main-gpu-out-of-range", knob="device.main", value=settings.main_gpu,
+            message=f"the main GPU is number {settings.main_gpu}, and the engine sees {plural(len(settings.devices), 'device')}, numbered from 0",
+            ways=(Way(knob="device.main", value=0),),
         )  # fmt: skip
     return (settings.devices[settings.main_gpu],), None
 
@@ -292,7 +295,7 @@ class _Table:
         return found
 
     def matching(self, pattern: str) -> frozenset[int]:
-        """Return the rows a pattern is found in; raises re.error."""
+        """Return the rows a pattern is found in. Raises what :func:`residency.engines.patterns.searcher` raises."""
         found = self.matches.get(pattern)
         if found is None:
             block = _ONE_BLOCK.fullmatch(pattern)
@@ -300,7 +303,7 @@ class _Table:
                 experts = self.matching(EXPERTS)
                 found = frozenset(i for i in self.by_place.get(int(block[1]), ()) if i in experts)
             else:
-                search = re.compile(pattern).search
+                search = patterns.searcher(pattern)
                 found = frozenset(i for i, row in enumerate(self.rows) if search(row.name))
             self.matches[pattern] = found
         return found
@@ -341,17 +344,20 @@ class _Sums:
             self.largest = group.largest
 
 
-def _override_targets(overrides: Sequence[Override], table: _Table, remarks: list[Remark]) -> dict[int, str]:
+def _override_targets(overrides: Sequence[Override], table: _Table, remarks: list[Remark], unknowns: list[Unknown]) -> dict[int, str]:
     """Return the overridden rows with their targets: the first pattern that matches wins."""
     taken: dict[int, str] = {}
     for override in overrides:
         try:
             found = table.matching(override.pattern)
-        except re.error as error:
+        except patterns.PatternError as error:
             remarks.append(Remark(
                 kind="impossible", code="override-pattern", knob="layers.overrides", value=override.pattern,
-                message=f'the override pattern "{override.pattern}" is not a regular expression: {error}',
+                message=f'the override pattern "{patterns.shown(override.pattern)}" is not a regular expression: {error}',
             ))  # fmt: skip
+            continue
+        except patterns.PatternUnknownError as error:
+            unknowns.append(Unknown(what=f'which tensors the override pattern "{patterns.shown(override.pattern)}" matches', why=str(error)))
             continue
         fresh = 0
         lost = [i for i in found if taken.get(i, override.target) != override.target]
@@ -380,7 +386,7 @@ def _override_targets(overrides: Sequence[Override], table: _Table, remarks: lis
 
 def _place(
     checkpoint: Checkpoint, hyper: HyperParameters, settings: Settings, devices: Sequence[DeviceSpec],
-    where: Sequence[int], remarks: list[Remark],
+    where: Sequence[int], remarks: list[Remark], unknowns: list[Unknown],
 ) -> tuple[list[_Sums], _Sums, list[Row], dict[int, str]]:  # fmt: skip
     """Return per-device sums, the host's sums, the rows in host memory, and the overridden rows."""
     table = _table(checkpoint, hyper)
@@ -390,7 +396,7 @@ def _place(
     host_rows: list[Row] = []
     cpu = BUFFER_RULES["cpu"]
     cuda = [d.kind in CUDA_KINDS for d in devices]
-    taken = _override_targets(settings.overrides, table, remarks) if settings.overrides else {}
+    taken = _override_targets(settings.overrides, table, remarks, unknowns) if settings.overrides else {}
     by_name = {d.name.casefold(): i for i, d in enumerate(devices)}
     bad: set[str] = set()
 
@@ -543,7 +549,7 @@ def _shared(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -
     sizes = {key: checkpoint.integer(key) for key in ("ssm.state_size", "ssm.group_count", "ssm.time_step_rank")}
     splitter = tensor_split.Splitter(hyper, shares, {r.name: r.type_name for r in table.rows}, sizes)
     rules = BUFFER_RULES.get(devices[0].kind, BUFFER_RULES["cpu"])
-    _, _, host_rows, _ = _place(checkpoint, hyper, alone, devices[:1], one.layer_device, [])
+    _, _, host_rows, _ = _place(checkpoint, hyper, alone, devices[:1], one.layer_device, [], [])
     gone = {(r.name, r.place) for r in host_rows}
     last = hyper.layers_all if settings.load_mtp else hyper.layers
     weights, experts = [0] * len(devices), [0] * len(devices)
@@ -606,7 +612,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         on_device = [b for i, b in enumerate(blocks) if where[i] >= 0]
         flash = compute.flash_works(on_device, settings.type_k, settings.type_v)
     resolved = contexts.resolve(hyper, settings, flash=flash)
-    sums, host, host_rows, taken = _place(checkpoint, hyper, settings, devices, where, remarks)
+    sums, host, host_rows, taken = _place(checkpoint, hyper, settings, devices, where, remarks, unknowns)
 
     rollback = settings.n_rs_seq if hyper.architecture in ROLLBACK else 0
     kv = [0] * (len(devices) + 1)

@@ -16,6 +16,7 @@ from .companions import companions
 from .fit import adjust, enabled, margins
 from .hparams import ENGINE_ARCHITECTURES, derived
 from .layout import lay_out
+from .remarks import impossible
 from .remarks import remarks as further
 from .resolve import program_of, resolve
 from .runtime import driver_context, runtime
@@ -36,7 +37,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
     """Return the budget of one launch. Pure."""
     model = models.main
     assert model is not None
-    refused = soundness.refusals(model, version, engine)
+    refused = (*soundness.refusals(model, version, engine), *impossible(launch, engine, version))
     if refused:
         return Budget(allocations=(), remarks=refused)
     settings, devices = resolve(launch, machine, version, engine)

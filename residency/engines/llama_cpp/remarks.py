@@ -8,6 +8,8 @@ from residency.budget import Remark
 from residency.units import size
 from residency.ways import Way
 
+from . import history
+from .argv import MOST_SHARES, fits_counter
 from .context import pad
 from .hparams import hyper_parameters
 
@@ -47,6 +49,33 @@ def remarks(
     if settings.graph_of_fork and settings.split_mode == "tensor":
         text = "split mode graph is laid out like llama.cpp's split mode tensor; no log of it was compared"
         yield Remark(kind="unverified", code="graph-split", knob="layers.split", value="graph", message=text)
+
+
+#: Knobs the engine's parser takes as 32-bit numbers; a launch file can say more.
+COUNTERS = (
+    "context.length", "context.sequences", "context.batch", "context.micro_batch", "layers.on_device", "experts.on_host", "device.main",
+    "vision.max_tokens", "speculation.window",
+)  # fmt: skip
+#: LLAMA_MAX_SEQ, and since when the context is refused with more ("n_seq_max must be <= 256"; builds with a cache per sequence).
+MAX_SEQUENCES = 256
+
+
+def impossible(launch: Launch, engine: str, version: str) -> Iterator[Remark]:
+    """Yield what the engine's parser or its context refuses whatever the model is."""
+    for knob in COUNTERS:
+        value = launch.get(knob)
+        if isinstance(value, int) and not fits_counter(value):
+            yield Remark(kind="impossible", code="beyond-counter", knob=knob, value=value,
+                         message=f"{knob} is {value}, and the engine's parser takes whole numbers of 32 bits only")  # fmt: skip
+    shares = launch.get("layers.ratio") or ()
+    if len(shares) > MOST_SHARES:
+        yield Remark(kind="impossible", code="too-many-shares", knob="layers.ratio", value=list(shares),
+                     message=f"the split ratio has {len(shares)} shares, and the engine takes {MOST_SHARES} at most")  # fmt: skip
+    sequences = launch.get("context.sequences")
+    if isinstance(sequences, int) and sequences > MAX_SEQUENCES and history.follows("streams", engine, version):
+        yield Remark(kind="impossible", code="too-many-sequences", knob="context.sequences", value=sequences,
+                     message=f"{sequences} sequences are asked for, and the engine takes {MAX_SEQUENCES} at most",
+                     ways=(Way(knob="context.sequences", value=MAX_SEQUENCES),))  # fmt: skip
 
 
 def _no_device(launch: Launch, settings: Settings) -> Iterator[Remark]:

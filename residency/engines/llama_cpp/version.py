@@ -40,3 +40,14 @@ def normal(version: str, engine: str = history.UPSTREAM) -> str:
         return f"0.0.{match[1]}"
     match = re.match(r"v?(\d+(?:\.\d+)*)", text)
     return match[1] if match else text
+
+
+#: A day or a month; a build, with or without what its program prints behind it; a repackaged build or a dotted version.
+_READABLE = re.compile(r"20[2-9]\d-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?|b?\d{3,7}([ (+-].*)?|v?\d{1,6}(\.\d{1,7}){1,3}([ (+-].*)?", re.DOTALL)
+
+
+def problem(version: str) -> str | None:
+    """Return why a text is no version of these engines, or None when it is one."""
+    if _READABLE.fullmatch(version.strip().casefold()):
+        return None
+    return "builds are written b4610, versions 0.5.0, and a day or a month stands for its build: 2025-06-15, 2025-06"

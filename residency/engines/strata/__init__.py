@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import Capability, CapabilityTable
@@ -63,6 +64,12 @@ class Strata:
         from .argv import option_problem
 
         return option_problem(name, value, version=version)
+
+    def version_problem(self, version: str) -> str | None:
+        """Return why a text is no version of this engine, or None when it is one."""
+        if re.fullmatch(r"v?\d{1,3}\.\d{1,4}(\.\d{1,6}){0,2}[a-z]?", version.strip()):
+            return None
+        return f"its versions are written like {self.newest}"
 
     def plan(self, launch: Launch, models: Models, machine: Machine, *, version: str) -> Budget:
         """Lay a launch out. See :class:`residency.engines.base.Engine`."""

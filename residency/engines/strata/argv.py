@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import version_in
 from residency.engines.reading import Reading
-from residency.errors import InputError
 from residency.launch.knobs import Knobs
 from residency.launch.model import Launch
 from residency.launch.sizes import LARGEST
@@ -22,7 +21,7 @@ from residency.text import clean
 from residency.units import MIB
 from residency.where import Where
 
-from .flags import ENVIRONMENT, FLAGS, KV_ALIASES, KV_WORDS, SETUP, SETUP_DEFAULTS, SILENT, Flag
+from .flags import ENVIRONMENT, FLAGS, INFORMATION, KV_ALIASES, KV_WORDS, SETUP, SETUP_DEFAULTS, SILENT, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,8 +103,7 @@ def read_argv(argv: Sequence[str], environ: Mapping[str, str], *, version: str, 
     while index < len(argv):
         index = _step(reading, argv, index)
     launch = _launch(reading, argv, environ, given, program)
-    if reading.problems:
-        raise InputError(reading.problems)
+    reading.finish()
     return launch
 
 
@@ -124,6 +122,9 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
             return None, index + 1
         return following, index + 2
 
+    if name in INFORMATION:
+        reading.starts_nothing = True
+        return len(argv)
     if name.startswith("@"):
         return _server_key(reading, name, inline, where, index)
     if reading.setup and name == "--vision" and (inline if equals else following) in _VISION_WORDS:
@@ -137,9 +138,8 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
         if name in SILENT:
             return index + 1 + (0 if equals else SILENT[name])
         known = [*ENGINE_NAMES, *SILENT, *(ONLY_SETUP if reading.setup else ())]
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         what = f"strata has no flag {clean(name)}; it ends with its usage text and exit code 2" if name.startswith("-") else f"{clean(name)!r} is not a flag"
-        reading.complain(what, where, f"did you mean {close[0]}?" if close else None)
+        reading.complain(what, where, name=name, known=known)
         skip = not equals and following is not None and not following.startswith("-")
         return index + (2 if skip else 1)
     if not version_in(reading.version, flag.since, None):
@@ -249,6 +249,7 @@ def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], 
     return Launch(
         engine="strata", version=given, knobs=Knobs.model_validate(sections), options=options, places=places,
         program=program, argv=tuple(argv), environ={k: environ[k] for k in ENVIRONMENT if k in environ}, name=program,
+        starts_nothing=reading.starts_nothing,
     )  # fmt: skip
 
 
@@ -293,6 +294,8 @@ def spell(launch: Launch, knob: str, value: Any) -> str | None:
     setup = bool({part.partition("=")[0] for part in launch.argv[1:]} & ONLY_SETUP)
     if knob == "vision.device" and value == "cpu":
         return "--vision cpu" if setup else '"vision": {"gpu": false} in the server\'s configuration'
+    if knob == "layers.first" and value is None:
+        return "--layer-split auto"
     if knob == "vision.enabled" and value is False:
         return "without --vision"
     if knob == "memory.load" and value == "mmap":

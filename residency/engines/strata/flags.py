@@ -120,6 +120,9 @@ SILENT: dict[str, int] = {
     "--pool-priority": 1, "--process-priority": 1, "--stage-timing": 0, "--graph-only": 0,
 }
 
+#: What ends with the usage text; nothing starts.
+INFORMATION = ("-h", "--help", "--version")
+
 #: Options of setup that are not flags of the engine: name -> kind of value. They imply the arguments setup writes.
 SETUP: dict[str, str] = {
     "--family": "text", "--model": "text", "--gpu": "int", "--gpus": "gpus", "--low-ram": "low-ram", "--kv-streaming": "switch",

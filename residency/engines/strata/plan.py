@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from residency.budget import Allocation, Budget, Phase, Purpose, Remark, Unknown
+from residency.engines import soundness
 from residency.engines.base import version_in
 from residency.machine.model import usable_bytes
 from residency.units import GIB, KIB, MIB
@@ -95,6 +96,9 @@ class _Sheet:
 def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> Budget:
     """Return the budget of one launch. Pure."""
     assert models.main is not None
+    refused = soundness.refusals(models.main)
+    if refused:
+        return Budget(allocations=(), remarks=refused)
     model = geometry(models.main)
     settings = resolve(launch, machine)
     if not settings.stages or settings.stages[0].kind in ("cpu", "vulkan"):

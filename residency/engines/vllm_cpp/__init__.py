@@ -46,6 +46,12 @@ class VllmCpp:
 
         return option_problem(name, value, version=version)
 
+    def version_problem(self, version: str) -> str | None:
+        """Return why a text is no version of this engine, or None when it is one."""
+        from .versions import problem
+
+        return problem(version)
+
     def plan(self, launch: Launch, models: Models, machine: Machine, *, version: str) -> Budget:
         """Lay a launch out. See :class:`residency.engines.base.Engine`."""
         from .plan import plan

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import version_in
 from residency.engines.reading import Reading
-from residency.errors import InputError
 from residency.launch.knobs import Knobs
 from residency.launch.model import Launch
 from residency.text import clean
@@ -22,7 +21,7 @@ from residency.where import Where
 
 from .documents import parse, problems, settings_of, speculation_of
 from .environment import BY_NAME, BY_OPTION, UNREAD, VARIABLES, read_value
-from .flags import DEVICES, FLAGS, FOREIGN, KV_TYPES, SILENT, Flag
+from .flags import DEVICES, FLAGS, FOREIGN, INFORMATION, KV_TYPES, SILENT, Flag
 from .versions import is_tree
 
 if TYPE_CHECKING:
@@ -80,10 +79,9 @@ def read_argv(argv: Sequence[str], environ: Mapping[str, str], *, version: str, 
     for target, (value, where) in documents.items():
         if target not in reading.values:
             reading.put(target, value, where)
-    if "model.path" not in reading.values and "option:speech-model" not in reading.values:
+    if "model.path" not in reading.values and "option:speech-model" not in reading.values and not reading.starts_nothing:
         reading.complain("--model is missing", Where(source="argv", argv_index=0))
-    if reading.problems:
-        raise InputError(reading.problems)
+    reading.finish()
     return _launch(reading, argv, environ, given)
 
 
@@ -91,6 +89,9 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
     """Read the flag at ``index``; return the index after it and its value."""
     name = argv[index]
     where = Where(source="argv", argv_index=index, flag=name[:80])
+    if name in INFORMATION:
+        reading.starts_nothing = True
+        return len(argv)
     if name in SILENT:
         if index + SILENT[name] >= len(argv):
             reading.complain(f"{name} needs a value", where)
@@ -129,8 +130,7 @@ def _unknown(reading: _Reading, argv: Sequence[str], index: int, where: Where) -
     elif not name.startswith("-"):
         reading.complain(f"{clean(name)!r} is not a flag, and no flag before it takes it as a value", where)
     else:
-        close = difflib.get_close_matches(name, [*_NAMES, *SILENT], n=1, cutoff=0.6)
-        reading.complain(f"{reading.program} has no flag {clean(name)} and stops at it", where, f"did you mean {close[0]}?" if close else None)
+        reading.complain(f"{reading.program} has no flag {clean(name)} and stops at it", where, name=name, known=(*_NAMES, *SILENT))
     return index + skip
 
 
@@ -181,6 +181,7 @@ def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], 
         argv=tuple(argv),
         environ={k: environ[k] for k in sorted(environ) if k in BY_NAME or k in UNREAD or (k.startswith(_PREFIXES) and len(k) < 80)},
         name=reading.program,
+        starts_nothing=reading.starts_nothing,
     )
 
 
@@ -221,11 +222,15 @@ def option_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-_SPELLED = {("experts.on_host", "all"): "VT_CPU_MOE=1", ("memory.load", "none"): "VT_GGUF_MMAP=0", ("memory.load", "mmap"): "VT_GGUF_MMAP=1"}
+_ENVIRONMENT = " (environment)"  # a variable is no argument
+_SPELLED = {
+    ("experts.on_host", "all"): f"VT_CPU_MOE=1{_ENVIRONMENT}", ("memory.load", "none"): f"VT_GGUF_MMAP=0{_ENVIRONMENT}",
+    ("memory.load", "mmap"): f"VT_GGUF_MMAP=1{_ENVIRONMENT}",
+}  # fmt: skip
 
 
 def spell(knob: str, value: Any) -> str | None:
-    """Return a change in the engine's words: ("device.kind", "cpu") -> "--device cpu"; variables as NAME=value."""
+    """Return a change in the engine's words: ("device.kind", "cpu") -> "--device cpu"; variables as NAME=value (environment)."""
     if isinstance(value, str) and (knob, value) in _SPELLED:
         return _SPELLED[knob, value]
     if knob == "speculation.kind" and value is None:
@@ -241,4 +246,4 @@ def spell(knob: str, value: Any) -> str | None:
     variable = next((v for v in VARIABLES if v.target == knob), None)
     if variable is None:
         return None
-    return f"without {variable.name}" if value is None else f"{variable.name}={option_text(value)}"
+    return (f"without {variable.name}" if value is None else f"{variable.name}={option_text(value)}") + _ENVIRONMENT

@@ -77,6 +77,9 @@ _ONE_VALUE = """
 SILENT: dict[str, int] = {**dict.fromkeys(_NO_VALUE.split(), 0), **dict.fromkeys(_ONE_VALUE.split(), 1)}
 # fmt: on
 
+#: Flags with which a program prints something and ends.
+INFORMATION = ("--version", "-h", "--help")
+
 #: Flags of other engines whose absence means a missing capability: name -> what to know.
 FOREIGN: dict[str, str] = {
     "--tensor-parallel-size": "this is an engine for one device; it has no tensor parallelism",

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from residency.budget import Allocation, Backing, Budget, Phase, Purpose, Remark, Unknown
+from residency.engines import soundness
 from residency.engines.base import platform_of, version_in
 from residency.units import MIB, size
 from residency.ways import Way
@@ -56,6 +57,9 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str) -> B
     if not is_tree(version):
         why = f"vllm.cpp versions are dates of trees, {OLDEST} to {NEWEST} ({', '.join(TREES)}), not {version!r:.40}"
         return Budget(allocations=(), unknowns=(Unknown(what="what this version can do", why=why),))
+    refused = soundness.refusals(model)
+    if refused:
+        return Budget(allocations=(), remarks=refused)
     settings = resolve(launch, machine, version)
     found = _Layout(launch=launch, models=models, model=model, machine=machine, settings=settings, version=version)
     rows = found.rows()

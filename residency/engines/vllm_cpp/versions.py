@@ -30,3 +30,10 @@ def is_tree(version: str) -> bool:
     """Whether the text names a tree: YYYY.MM or YYYY.MM.DD, not before the oldest one read."""
     match = re.fullmatch(r"(20\d\d)\.(0[1-9]|1[0-2])(\.\d{1,2})?", version)
     return match is not None and version[:7] >= OLDEST
+
+
+def problem(version: str) -> str | None:
+    """Return why a text is no version of this engine, or None when it is one."""
+    if is_tree(version):
+        return None
+    return f"its versions are dates of trees, {OLDEST} to {NEWEST} ({', '.join(TREES)})"
