@@ -179,7 +179,7 @@ def test_points():
         ("veto", "The split points 24, 12, 6 do not rise; each is the first layer of a card, not a count. As counts of layers it would be 24, 36, 42.")
     ]
     assert points([48]) == [("veto", "The split point 48 is outside the model: its layers are 0 to 47.")]
-    assert points([16, 32]) == [("veto", "There are 2 split points for 2 cards, which needs 1: one for each card after the first.")]
+    assert points([16, 32]) == [("veto", "There are 2 split points (16, 32) for 2 cards; 2 cards take 1 point, one for each card after the first.")]
     assert points([24, 24], 3)[0] == ("veto", "The split points 24, 24 do not rise; each is the first layer of a card, not a count. As counts of layers it would be 24.")
     assert said("layer-split/points") == [("not-applicable", "no split points are given")]
 

@@ -71,7 +71,7 @@ def test_towers_over_the_pool_name_what_is_missing_and_where_it_ends():
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("refuses", "This version checks that at load and refuses there."),
+        ("refuses", "The engine's own check counts this while it loads and refuses there."),
         ("off", "This version checks that at load, but the check is switched off, so it loads to the end and fails late."),
         ("absent", "The load itself succeeds and says nothing."),
     ],

@@ -237,9 +237,10 @@ SEED = """\
 x unified-memory/expert-residency                        argument 7 (--device)  device.kind = "cuda"
   CUDA0 must hold every expert: 279 expert towers, 360,374,599,680 bytes (335.62 GiB), the largest
   single allocation 2,818,572,288 bytes, in a pool of 119.63 GiB, 113.68 GiB of it free. Beside the
-  other weights (61.39 GiB once written out) about 49 of them fit, even with the whole pool free, so
-  the first forward would fail in layer 16 of 93. This version checks that at load and refuses
-  there. Expert streaming, which keeps them in host memory here, is off.
+  other weights (61.39 GiB once written out, 33.33 GiB as the file stores them) about 49 of them
+  fit, even with the whole pool free, so the first forward would fail in layer 16 of 93. The
+  engine's own check counts this while it loads and refuses there. Expert streaming, which keeps
+  them in host memory here, is off.
   missing  device-side expert slot store
   largest  blk.92.ffn_gate_exps.weight  2.62 GiB
   try      --device cpu  verified: passes; slower: experts are read from the file as tokens need them

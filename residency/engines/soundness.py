@@ -139,8 +139,9 @@ def _blocks(checkpoint: Checkpoint) -> Iterator[Remark]:
     absent = next((i for i in range(trunk) if i not in held), None)
     if absent is not None:
         yield refuse("wrong-block-count", f"{arch}.block_count is {claimed}, and block {absent} has no tensors")
-    if "token_embd.weight" not in checkpoint.by_name:
-        yield refuse("no-embedding", "the tensor token_embd.weight is missing")
+    for name in ("token_embd.weight", "output_norm.weight"):
+        if name not in checkpoint.by_name:
+            yield refuse("missing-tensor", f"the tensor {name} is missing")
 
 
 def _shapes(checkpoint: Checkpoint) -> Iterator[Remark]:

@@ -33,6 +33,7 @@ class Launch:
     argv: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)  # only what an engine may read
     name: str = "launch"  # for headings: the file, or the program
+    starts_nothing: bool = False  # --help, --version and the like: the program prints something and ends
 
     def get(self, knob: str) -> Any:
         """Return the value of "section.key", or None when it was not asked for."""

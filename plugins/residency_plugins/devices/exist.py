@@ -50,7 +50,8 @@ def check(facts: Facts) -> list[Finding] | Finding:
         )
     main = launch.get("device.main")
     count = len(ids) or len(machine.accelerators)
-    if main is not None and count and main >= count and launch.get("layers.split") == "none":
+    told = any(remark.knob == "device.main" for remark in facts.budget.remarks)  # the engine's own order of devices is the better one
+    if main is not None and count and main >= count and launch.get("layers.split") == "none" and not told:
         findings.append(
             rule.veto(
                 f"Main device {main} does not exist: the launch sees {count}, numbered from 0.",

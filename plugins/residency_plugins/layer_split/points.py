@@ -16,6 +16,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from residency.rules import Finding, Rule, Way
+from residency.units import plural
 
 if TYPE_CHECKING:
     from residency.rules import Facts
@@ -24,7 +25,7 @@ rule = Rule(id="layer-split/points")
 
 
 @rule.check
-def check(facts: Facts) -> list[Finding] | Finding:
+def check(facts: Facts) -> Finding:
     """Check the first layers against the model and the cards."""
     firsts = facts.launch.get("layers.first")
     if not firsts:
@@ -33,8 +34,11 @@ def check(facts: Facts) -> list[Finding] | Finding:
     layers = main.integer("block_count") - main.integer("nextn_predict_layers") if main is not None else 0
     ids = facts.launch.get("device.ids")
     cards = len(ids) if ids is not None else len(facts.machine.accelerators)
-    automatic = Way(knob="layers.first", value=None, note="the engine places the split")
-    wrong = []
+    automatic = Way(knob="layers.first", value=None, note="left out, the engine places the split" if cards > 1 else "left out, nothing is split")
+    if len(firsts) != cards - 1:
+        have = f"There {'is' if len(firsts) == 1 else 'are'} {plural(len(firsts), 'split point')} ({written}) for {plural(cards, 'card')}"
+        need = f"{plural(cards, 'card')} take {plural(cards - 1, 'point')}, one for each card after the first" if cards > 1 else "one card needs none"
+        return rule.veto(f"{have}; {need}.", knob="layers.first", ways=(automatic,))
     if any(a >= b for a, b in itertools.pairwise(firsts)) or firsts[0] < 1:
         counts = _as_counts(firsts, layers)
         meant: tuple[Way, ...] = ()
@@ -42,13 +46,10 @@ def check(facts: Facts) -> list[Finding] | Finding:
         if counts:
             hint = f" As counts of layers it would be {', '.join(str(c) for c in counts)}."
             meant = (Way(knob="layers.first", value=counts),)
-        wrong.append(rule.veto(f"The split points {written} do not rise; each is the first layer of a card, not a count.{hint}", knob="layers.first", ways=(*meant, automatic)))
-    elif layers and firsts[-1] >= layers:
-        wrong.append(rule.veto(f"The split point {firsts[-1]} is outside the model: its layers are 0 to {layers - 1}.", knob="layers.first", ways=(automatic,)))
-    if len(firsts) != cards - 1:
-        need = "needs none" if cards < 2 else f"needs {cards - 1}"
-        wrong.append(rule.veto(f"There are {len(firsts)} split points for {cards} cards, which {need}: one for each card after the first.", knob="layers.first", ways=(automatic,)))
-    return wrong or rule.approve(f"split at {written}")
+        return rule.veto(f"The split points {written} do not rise; each is the first layer of a card, not a count.{hint}", knob="layers.first", ways=(*meant, automatic))
+    if layers and firsts[-1] >= layers:
+        return rule.veto(f"The split point {firsts[-1]} is outside the model: its layers are 0 to {layers - 1}.", knob="layers.first", ways=(automatic,))
+    return rule.approve(f"split at {written}")
 
 
 def _as_counts(numbers: list[int], layers: int) -> list[int] | None:

@@ -18,6 +18,7 @@ re-evaluated and pass.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from residency.budget import Phase
@@ -96,9 +97,15 @@ def _refusal(found: PoolSum, facts: Facts, usable: int, limit: int, number: str)
     what = failing.name if failing.pieces == 1 else f"{failing.name} ({failing.pieces} pieces)"
     amount = getattr(failing, f"{number}_bytes")
     before = f"with {size(committed)} already taken" if committed else "as the first allocation"
+    likely = sum(a.likely_bytes for a in itertools.takewhile(lambda a: a is not failing, found.allocations))
+    if committed and size(likely) != size(committed):
+        before += f" at the least, likely {size(likely)}"
+    when = f"It fails {_WHEN[failing.phase]}"
+    if failing.phase is Phase.FIRST_FORWARD and facts.budget.facts.get("fit_check") == "refuses":
+        when = "The engine's own check counts this while it loads and refuses there; without it the first forward would fail"
     message = (
         f"{name}: the launch needs {size(need)} and {size(usable)} is {free}{ceiling}{kept}. "
-        f"It fails {_WHEN[failing.phase]}: {what} wants {size(amount)} {before}."
+        f"{when}: {what} {'wants' if failing.pieces == 1 else 'want'} {size(amount)} {before}."
     )
     if found.likely_bytes != found.certain_bytes or found.at_most_bytes != found.likely_bytes:
         message += f" Certain {size(found.certain_bytes)}, likely {size(found.likely_bytes)}, at most {size(found.at_most_bytes)}."

@@ -35,7 +35,7 @@ rule = Rule(id="unified-memory/expert-residency")
 
 STORE = "device-expert-slots"
 _CHECK = {
-    "refuses": "This version checks that at load and refuses there.",
+    "refuses": "The engine's own check counts this while it loads and refuses there.",
     "off": "This version checks that at load, but the check is switched off, so it loads to the end and fails late.",
     "absent": "The load itself succeeds and says nothing.",
 }
@@ -100,7 +100,8 @@ def _where_it_ends(found: PoolSum, towers: Allocation, facts: Facts) -> str:
         return ""
     weights = [a for a in found.allocations if a.purpose is Purpose.WEIGHTS]
     other = sum(a.likely_bytes for a in weights)
-    written = " once written out" if other > sum(a.certain_bytes for a in weights) else ""
+    stored = sum(a.certain_bytes for a in weights)
+    written = f" once written out, {size(stored)} as the file stores them" if other > stored else ""
     pieces = sorted((t for t in model.tensors if t.role is Role.EXPERT and t.layer is not None), key=lambda t: t.layer or 0)
     if len(pieces) > towers.pieces:  # the next-token block's own towers stay out where nothing speculates
         first = model.integer("block_count") - model.integer("nextn_predict_layers")

@@ -37,7 +37,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
     """Return the budget of one launch. Pure."""
     model = models.main
     assert model is not None
-    refused = (*soundness.refusals(model, version, engine), *impossible(launch, engine, version))
+    refused = (*soundness.refusals(model, version, engine), *impossible(launch, model, engine, version))
     if refused:
         return Budget(allocations=(), remarks=refused)
     settings, devices = resolve(launch, machine, version, engine)

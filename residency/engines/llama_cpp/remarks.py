@@ -60,8 +60,12 @@ COUNTERS = (
 MAX_SEQUENCES = 256
 
 
-def impossible(launch: Launch, engine: str, version: str) -> Iterator[Remark]:
-    """Yield what the engine's parser or its context refuses whatever the model is."""
+def impossible(launch: Launch, model: Checkpoint, engine: str, version: str) -> Iterator[Remark]:
+    """Yield what the engine's parser, its loader or its context refuses whatever the model is."""
+    late = next((fault for fault in model.faults if fault.code == "not-first-shard"), None)
+    if late is not None and launch.get("model.path") == model.path:
+        yield Remark(kind="impossible", code="not-first-shard", knob="model.path", value=model.path, ways=(Way(knob="model.path", value=model.files[0].path),),
+                     message="the engine loads a split model by its first part, and this is another one")  # fmt: skip
     for knob in COUNTERS:
         value = launch.get(knob)
         if isinstance(value, int) and not fits_counter(value):

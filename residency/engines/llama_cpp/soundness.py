@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from residency.budget import Remark
 from residency.engines import soundness as shared
 from residency.engines.base import version_in
 from residency.engines.soundness import refuse
-from residency.ways import Way
 
 from . import history
 from .hparams import ENGINE_ARCHITECTURES, derived
@@ -20,6 +18,7 @@ from .hparams import ENGINE_ARCHITECTURES, derived
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from residency.budget import Remark
     from residency.checkpoint.model import Checkpoint
 
 #: A model of any kind has these.
@@ -47,7 +46,6 @@ def _refusals(checkpoint: Checkpoint, version: str, engine: str) -> tuple[Remark
     found = [*_architecture(checkpoint, version, engine)]
     if not found:
         found += [*shared.refusals(checkpoint)] or [*_experts(checkpoint)]
-    found += _shard(checkpoint)
     found += _types(checkpoint, version, engine)
     return tuple(found)
 
@@ -87,15 +85,6 @@ def _experts(checkpoint: Checkpoint) -> Iterator[Remark]:
         yield refuse("experts-used", f"{arch}.expert_used_count is {most}, and {arch}.expert_count {count}")
     elif count and not most:
         yield refuse("experts-used", f"{arch}.expert_count is {count}, and {arch}.expert_used_count is absent or 0")
-
-
-def _shard(checkpoint: Checkpoint) -> Iterator[Remark]:
-    """A split model is loaded by its first part: "illegal split file idx"."""
-    for fault in checkpoint.faults:
-        if fault.code == "not-first-shard":
-            first = checkpoint.files[0].path
-            text = f"{fault.message[:1].lower()}{fault.message[1:]}" if fault.message else "this is not the first part"
-            yield Remark(kind="impossible", code=fault.code, message=text, knob="model.path", value=checkpoint.path, ways=(Way(knob="model.path", value=first),))
 
 
 def _types(checkpoint: Checkpoint, version: str, engine: str) -> Iterator[Remark]:

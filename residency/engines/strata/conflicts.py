@@ -121,8 +121,8 @@ def _pairs(launch: Launch, settings: Settings, version: str) -> Iterator[Remark]
 def _split(launch: Launch, settings: Settings, machine: Machine, version: str) -> Iterator[Remark]:
     split = launch.get("layers.split")
     cards = len(settings.stages)
-    if settings.firsts and settings.firsts[0] < 2:
-        yield _remark("impossible", "split-too-early", "layers.first", "The second card cannot start before layer 2: the n-gram table is read on the first card, in layer 1", Way(knob="layers.first", value=None))
+    if settings.firsts and settings.firsts[0] == 1 and cards > 1:  # below that the points do not rise at all
+        yield _remark("impossible", "split-too-early", "layers.first", "The second card cannot start before layer 2: the n-gram table is read on the first card, in layer 1", Way(knob="layers.first", value=None, note="left out, the engine places the split"))
     if split == "auto" and cards == 1:
         yield _remark("inert", "split-of-one", "layers.split", "There is one card to split over, so the engine runs without a split")
     if launch.options.get("split-skip-if-fits") and settings.firsts:
