@@ -244,6 +244,22 @@ def test_a_gb10_shares_the_hosts_pool_and_n_a_is_not_zero(fake):
     assert (device.pool, device.integrated, device.pageable_access, device.memory_query) == ("host", True, True, False)
 
 
+def test_free_bytes_from_the_child_hold_a_context_already(fake):
+    fake([CARD], reason="NotSupportedError", child=149557477376)
+    found = probe_cuda(HOST)
+    assert (found.pools[0].free_bytes, found.devices[0].context_bytes) == (149557477376, 0)
+    fake([CARD], free=150106472448)
+    assert probe_cuda(HOST).devices[0].context_bytes is None
+
+
+def test_a_driver_that_refuses_the_visible_devices_names_them(fake, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    fake([CARD], init=101)
+    (fact,) = probe_cuda(HOST).facts
+    assert "does not start" in fact
+    assert fact.endswith("(CUDA_VISIBLE_DEVICES=0,0)")
+
+
 def test_more_free_than_there_is_is_not_believed(fake):
     # Seen in the field: 55372 MiB "free" on a card of 32106 MiB.
     fake([{**CARD, "total": 32106 * 2**20}], free=55372 * 2**20)
@@ -323,4 +339,20 @@ def test_what_a_real_h200_said_reads_back():
     assert (pool.free_bytes - measured["driver_with_a_context"]["cuMemGetInfo_free"]) / 2**20 == pytest.approx(523, abs=1)
     assert (device.compute_capability, device.integrated, device.pageable_access, device.memory_query) == ("9.0", False, False, True)
     assert measured["checks"]["memory_used_before"] == measured["checks"]["memory_used_after"]
+    assert measured["cold_seconds_median"] < 1.5
+
+
+def test_what_two_real_h200_said_reads_back():
+    measured = json.loads((Path(__file__).parent.parent / "docs" / "evidence" / "probe-two-h200.json").read_text())
+    machine = machine_from_mapping(measured["profile"])
+    assert [(d.name, d.peers, d.pci_id, d.compute_capability) for d in machine.devices] == [
+        ("CUDA0", ("CUDA1",), "0000:00:06.0", "9.0"), ("CUDA1", ("CUDA0",), "0000:00:07.0", "9.0"),
+    ]  # fmt: skip
+    assert [machine.pool(d.pool).total_bytes for d in machine.devices] == [150109880320, 150109880320]
+    for said in measured["devices"]:
+        assert said["uuid"][0] == said["uuid"][1]
+        assert said["free_mib"][0] == pytest.approx(said["free_mib"][1], abs=4)
+    for name, child in measured["child_free_bytes"].items():  # the child's own context: 523 MiB
+        assert (machine.pool(name).free_bytes - child) / 2**20 == pytest.approx(523, abs=1)
+    assert measured["checks"]["memory_used_before"] == measured["checks"]["memory_used_after"] == [["0"], ["0"]]
     assert measured["cold_seconds_median"] < 1.5

@@ -103,7 +103,7 @@ class _Probe:
         if int(status) == 100:
             return CudaProbe(facts=(f"an NVIDIA driver is present, but no device is visible{shown}",))
         if int(status) != 0:
-            return CudaProbe(facts=(f"the NVIDIA driver does not start: {getattr(status, 'name', status)}",))
+            return CudaProbe(facts=(f"the NVIDIA driver does not start: {getattr(status, 'name', status)}{shown}",))
         count = self.call("cuDeviceGetCount") or 0
         management = _Management()
         handles = [self.call("cuDeviceGet", i) for i in range(count)]
@@ -131,9 +131,10 @@ class _Probe:
         uuid = _uuid(self.call("cuDeviceGetUuid", handle))
         name = f"CUDA{index}"
         memory = management.memory(pci, uuid)
-        free, evidence = memory.free, "management library (NVML), no context"
+        free, evidence, context = memory.free, "management library (NVML), no context", None
         if free is None:
-            free, evidence = free_in_child(index), "driver in a child process, with a context of its own"
+            # The child's context is gone from this figure already, so the engine's own must not be taken again.
+            free, evidence, context = free_in_child(index), "driver in a child process, less a driver context", 0
             if free is None:
                 self.unknown[f"free memory of {name}"] = f"the management library answers {memory.reason}, and the driver did not answer either"
         if free is not None and total is not None and free > total:
@@ -150,7 +151,8 @@ class _Probe:
         device = Device(
             name=name, kind="cuda", pool=self.host.name if shared else name, model=_decoded(self.call("cuDeviceGetName", 128, handle)),
             compute_capability=f"{major}.{minor}" if major is not None and minor is not None else None, pci_id=pci, uuid=uuid,
-            display_attached=memory.display, memory_query=memory.free is not None, peers=peers, tenants=memory.tenants, **attributes,
+            display_attached=memory.display, memory_query=memory.free is not None, peers=peers, tenants=memory.tenants,
+            context_bytes=None if shared or free is None else context, **attributes,
         )  # fmt: skip
         pool = None if shared else Pool(name=name, total_bytes=total, free_bytes=free, evidence=f"total: driver; free: {evidence}")
         return device, pool

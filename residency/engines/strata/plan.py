@@ -179,7 +179,7 @@ class _Layout:
         if self.settings.trimmed and self.settings.firsts and len(stages) > 1:
             low, high = self._given()[stages.index(device)]
             share = (high - low) / model.layers
-        context = device.context_bytes or CONTEXT_BYTES
+        context = CONTEXT_BYTES if device.context_bytes is None else device.context_bytes
         self.sheet.add(
             Allocation(pool=device.pool, purpose=Purpose.RUNTIME, name="driver context", phase=Phase.BEFORE, certain_bytes=device.context_bytes or 0,
                        likely_bytes=context, at_most_bytes=context, device=device.name)
@@ -398,7 +398,7 @@ class _Layout:
                 self.remarks.append(Remark(kind="impossible", code="helper-without-card", knob=f"option:expert-cache-device{number}", message=text))
                 continue
             device = free[number - 1]
-            self.sheet.exact(device, Purpose.RUNTIME, "driver context", Phase.BEFORE, device.context_bytes or CONTEXT_BYTES)
+            self.sheet.exact(device, Purpose.RUNTIME, "driver context", Phase.BEFORE, CONTEXT_BYTES if device.context_bytes is None else device.context_bytes)
             size = max(0, (self.usable(device) or 0) - self.sheet.used.get(device.pool, 0) - HELPER_RESERVE)
             size = min(sum(self.model.expert_layer_bytes), size if asked == "auto" or not isinstance(asked, int) else asked * average)
             self.sheet.exact(device, Purpose.EXPERT_CACHE, "helper's expert cache", Phase.LOAD, size, knob=f"option:expert-cache-device{number}")
