@@ -148,7 +148,7 @@ def _about(what: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        said = what.split()[-1]
+        said = what.rsplit(maxsplit=1)[-1]
         raise InputError([p if said in p.message else replace(p, message=f"{what}: {p.message}") for p in error.problems]) from error
 
 
