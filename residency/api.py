@@ -321,6 +321,8 @@ def read_models(launch: Launch) -> Models:
     from residency import checkpoint
     from residency.engines.base import Models
 
+    if launch.starts_nothing:
+        return Models()
     problems: list[Problem] = []
 
     def read(knob: str, path: str | None) -> Any:

@@ -101,6 +101,9 @@ def _facts(case: Case, budget: Budget) -> Facts:
 
 
 def _evaluate(case: Case, today: date) -> tuple[Budget, tuple[Finding, ...]]:
+    if case.launch.starts_nothing:  # --version, --help: there is nothing to judge, and nothing that could be broken
+        said = "the command line only asks the program for information; no model is loaded"
+        return Budget(allocations=()), (Finding(rule="residency/launch", outcome=Outcome.APPROVE, message=said),)
     budget = plan(case)
     facts = _facts(case, budget)
     return budget, apply_policy(run_rules(facts, case.plugins), facts, case.plugins, today)

@@ -43,6 +43,16 @@ def test_allowed_is_one_line(gemma_path):
     assert steady(out) == "ALLOW  Gemma 3 270m · llama.cpp 0.5.0 · CPU only, 32 GB                  1 file, 236 tensors, 0.00 s\n"
 
 
+@pytest.mark.parametrize("argv", [
+    ("llama-server", "--version"), ("llama-cli", "-h"), ("llama-bench", "--help"), ("llama-server", "-m", "no-such.gguf", "--list-devices"),
+    ("strata-server", "--help"), ("vllm-cli", "--help"),
+])  # fmt: skip
+def test_a_program_that_only_prints_is_allowed(argv):
+    code, out, err = run("validate", "--machine", "cpu-only-32gb", "--", *argv)
+    assert (code, err) == (0, "")
+    assert out.startswith("ALLOW  starts no engine, only prints · ")
+
+
 def test_too_much_context_is_vetoed_with_need_have_and_the_largest_that_passes(gemma_path):
     arguments = ("--machine", "cpu-only-32gb", "--", "llama-server", "-m", str(gemma_path), "-c", "200000000")
     code, out, _ = run("validate", *arguments)

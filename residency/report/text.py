@@ -55,7 +55,7 @@ def heading(report: Report) -> Line:
     """Return the first line: verdict, model, engine, machine; what was read and how long it took."""
     word, style = _HEADS[report.verdict]
     main = report.models.main
-    model = clean(shorten(main.name)) if main else "no model"
+    model = clean(shorten(main.name)) if main else "starts no engine, only prints" if report.launch.starts_nothing else "no model"
     if report.launch.program is not None and report.launch.name != report.launch.program:
         model = f"{clean(report.launch.name)}: {model}"
     if report.engine_name == "together":
