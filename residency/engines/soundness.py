@@ -139,7 +139,8 @@ def _blocks(checkpoint: Checkpoint) -> Iterator[Remark]:
     absent = next((i for i in range(trunk) if i not in held), None)
     if absent is not None:
         yield refuse("wrong-block-count", f"{arch}.block_count is {claimed}, and block {absent} has no tensors")
-    for name in ("token_embd.weight", "output_norm.weight"):
+    hyper = "output_hc_norm.weight" in checkpoint.by_name  # several residual streams end in a norm of their own
+    for name in ("token_embd.weight", *(() if hyper else ("output_norm.weight",))):
         if name not in checkpoint.by_name:
             yield refuse("missing-tensor", f"the tensor {name} is missing")
 

@@ -1050,6 +1050,11 @@ def _is_layer_norm(checkpoint: Checkpoint) -> bool:
     return isinstance(plain, float) and plain > 0 and not (isinstance(rms, float) and rms > 0)
 
 
+def _carried(block: Block, moved: Mapping[str, int] | None) -> tuple[object, ...]:
+    """What tells blocks of one outline apart: where overridden weights are, and how large their copies."""
+    return tuple(sorted((name, to, block.weights[name].nbytes) for name, to in moved.items() if name in block.weights)) if moved else ()
+
+
 def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int) -> int:
     where = placement.where
     own = [i for i in range(len(blocks)) if where[i] == device]
@@ -1116,8 +1121,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
                 graph.index_mask()
         if has_output and whole:
             graph.chosen = tape.op(shape.rows * 4)
-    kinds = [
-        (id(blocks[i]), i in host, bool(moved)) if (moved := placement.moved.get(i)) or i in host else (blocks[i].outline,) for i in run
+    kinds: list[tuple[object, ...]] = [
+        (id(blocks[i]), True) if i in host else (blocks[i].outline, *_carried(blocks[i], placement.moved.get(i))) for i in run
     ]  # fmt: skip
     last = len(blocks) - 1
     attending = [i for i in run if blocks[i].attends]

@@ -589,8 +589,11 @@ def _shared(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -
     return replace(one, devices=found, remarks=(*(r for r in refusals(hyper, settings) if r not in one.remarks), *one.remarks))
 
 
-def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None = None) -> Layout:
-    """Lay one launch out. Pure; bytes are exact for weights and caches, a band for compute buffers."""
+def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None = None, ceilings: Mapping[str, int] | None = None) -> Layout:
+    """Lay one launch out. Pure; bytes are exact for weights and caches, a band for compute buffers.
+
+    With ``ceilings``, bytes by device, compute buffers are left at 0 once the rest alone is over one of them.
+    """
     if settings.split_mode == "tensor" and len(settings.devices) > 1:
         return _shared(checkpoint, settings, host_free)
     hyper = latent.adapted(checkpoint, settings)
@@ -661,8 +664,9 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     spread = compute.spread_of(hyper, placement) if here and hyper.architecture in ENGINE_ARCHITECTURES else compute.UNMEASURED
     if settings.graph_of_fork or (not settings.graph_measured and not compute.plain(hyper)):
         spread = compute.UNMEASURED
+    over = ceilings is not None and any(sums[i].weights + sums[i].experts + kv[i] + state[i] > ceilings[d.name] for i, d in enumerate(devices))
     try:
-        peaks, host_peak = compute.buffers(checkpoint, hyper, shape, placement), compute.host_buffer(checkpoint, hyper, shape, placement)
+        peaks, host_peak = ([0] * len(devices), 0) if over else (compute.buffers(checkpoint, hyper, shape, placement), compute.host_buffer(checkpoint, hyper, shape, placement))
     except (LookupError, ArithmeticError) as error:  # a block lacks what every graph of its kind has
         peaks, host_peak = [0] * len(devices), 0
         unknowns.append(Unknown(what="compute buffers", why=f"the blocks of this file are not those of {hyper.architecture}: {error}"))

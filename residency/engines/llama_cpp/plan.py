@@ -85,7 +85,8 @@ def _fitted(launch: Launch, model: Checkpoint, settings: Settings, host: Pool) -
     """Return the settings after the engine's own --fit."""
 
     def fits(candidate: Settings) -> bool:
-        return _leaves_room(lay_out(model, candidate, host_free=host.free_bytes), launch, candidate, host)
+        free = _free(launch, candidate)
+        return _leaves_room(lay_out(model, candidate, host_free=host.free_bytes, ceilings=free), launch, candidate, host)
 
     return adjust(
         launch, settings, trained_context=model.integer("context_length"), layers=model.integer("block_count") + 1,
@@ -115,19 +116,24 @@ def _falls_back(layout: Layout, settings: Settings) -> Remark:
                   ways=(Way(knob="layers.split", value="none"),))  # fmt: skip
 
 
+def _free(launch: Launch, settings: Settings) -> dict[str, int] | None:
+    """Return what --fit may fill on every device; None where a device's free memory is not known."""
+    if any(d.free_bytes is None for d in settings.devices):
+        return None
+    keep = margins(launch, len(settings.devices))
+    # The engine reads what is free after the back end has started, so the driver context is gone from it.
+    return {d.name: (d.free_bytes or 0) - driver_context(d)[0][1] - kept for d, kept in zip(settings.devices, keep, strict=False)}
+
+
 def _leaves_room(layout: Layout, launch: Launch, settings: Settings, host: Pool) -> bool:
     """Whether every device keeps the margin of --fit; without devices the host must hold it all."""
-    if layout.unknowns or any(d.free_bytes is None for d in settings.devices):
+    free = _free(launch, settings)
+    if layout.unknowns or free is None:
         return True  # the engine will see for itself; here there is nothing to compare with
     if not layout.devices:
         total = layout.host.weights + layout.host.experts + layout.host.kv + layout.host.state + layout.host.compute_likely
         return host.free_bytes is None or total <= host.free_bytes
-    keep = dict(zip((d.name for d in settings.devices), margins(launch, len(settings.devices)), strict=False))
-    # The engine reads what is free after the back end has started, so the driver context is gone from it.
-    free = {d.name: (d.free_bytes or 0) - driver_context(d)[0][1] for d in settings.devices}
-    return all(
-        d.weights + d.experts + d.kv + d.state + d.compute_likely + keep[d.device] <= free[d.device] for d in layout.devices
-    )
+    return all(d.weights + d.experts + d.kv + d.state + d.compute_likely <= free[d.device] for d in layout.devices)
 
 
 def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Checkpoint, *, chunks: bool) -> list[Allocation]:
@@ -137,7 +143,7 @@ def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Chec
     if found.weights:
         rows.append(
             Allocation.exact(pool, Purpose.WEIGHTS, f"weights of {found.layers} layers", Phase.LOAD, found.weights,
-                             knob="layers.on_device", largest_name=found.largest_name, largest_bytes=found.largest_bytes, **more)
+                             knob="layers.on_device", **more)
         )  # fmt: skip
     if found.experts:
         index = next(i for i, d in enumerate(layout.devices) if d is found)
@@ -199,7 +205,7 @@ def _host_rows(layout: Layout, pool: str) -> list[Allocation]:
     elif weights.bytes:
         rows.append(
             Allocation.exact(pool, Purpose.WEIGHTS, f"weights in {weights.backing} host memory", Phase.LOAD, weights.bytes,
-                             backing=weights.backing, knob="memory.load", largest_name=layout.host.largest_name, largest_bytes=layout.host.largest_bytes)
+                             backing=weights.backing, knob="memory.load")
         )  # fmt: skip
     host = layout.host
     if host.kv:
