@@ -587,11 +587,7 @@ class Graph:
         whole = tape.same(size, scaled, weights) if scaled != cur or not fused else tape.op(size, cur, weights)
         if self.shape.sum_apart:
             whole = tape.op(size, whole, cur)
-        one = down.shape[1] * t4
-        views = [tape.view(whole) for _ in range(used)]
-        total = tape.op(one, *views[:2])
-        for v in views[2:]:
-            total = tape.same(one, total, v)
+        total = tape.op(down.shape[1] * t4, tape.view(whole))  # every further sum takes over the place of the one before
         if fused:
             tape.hold(cur, weights)
         return total

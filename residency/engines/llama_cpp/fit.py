@@ -10,6 +10,7 @@ a little while the verdict does not.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from residency.budget import Remark
@@ -46,7 +47,7 @@ def margins(launch: Launch, devices: int) -> tuple[int, ...]:
 
 
 def adjust(
-    launch: Launch, settings: Settings, *, trained_context: int, layers: int, experts: bool, fits: Callable[[Settings], bool]
+    launch: Launch, settings: Settings, *, trained_context: int, layers: int, experts: bool, room: Callable[[Settings], float]
 ) -> tuple[Settings, tuple[Remark, ...]]:
     """Return the settings after ``--fit`` and what it changed. Called only when the settings do not fit as they are.
 
@@ -56,8 +57,12 @@ def adjust(
         trained_context: tokens the model was trained for.
         layers: blocks and output.
         experts: whether the model has experts.
-        fits: whether settings leave every device its margin.
+        room: bytes that settings leave the fullest device beyond its margin; negative where they do not.
     """
+
+    def fits(candidate: Settings) -> bool:
+        return room(candidate) >= 0
+
     remarks: list[Remark] = []
     if launch.get("context.length") is None and not settings.n_ctx:
         settings, changed = _context(launch, settings, trained_context, fits)
@@ -71,7 +76,7 @@ def adjust(
                 Remark(kind="inert", code="fit-is-disarmed", knob="option:fit", message=f"--fit can change nothing here, because {fixed} is set")
             )
         return settings, tuple(remarks)
-    return _layers(settings, layers, fits, experts=experts, remarks=remarks)
+    return _layers(settings, layers, room, experts=experts, remarks=remarks)
 
 
 def _fixed(launch: Launch) -> str | None:
@@ -110,7 +115,7 @@ def _context(launch: Launch, settings: Settings, trained: int, fits: Callable[[S
 
 
 def _layers(
-    settings: Settings, layers: int, fits: Callable[[Settings], bool], *, experts: bool, remarks: list[Remark]
+    settings: Settings, layers: int, room: Callable[[Settings], float], *, experts: bool, remarks: list[Remark]
 ) -> tuple[Settings, tuple[Remark, ...]]:
     def with_experts(count: int) -> Settings:
         return replace(settings, overrides=expert_overrides(n_cpu_moe=count))
@@ -118,25 +123,37 @@ def _layers(
     def with_layers(count: int) -> Settings:
         return replace(settings, n_gpu_layers=count)
 
-    if experts and fits(with_experts(layers - 1)):
-        count = _smallest(1, layers - 1, lambda n: fits(with_experts(n)))
-        message = f"the experts do not fit on the device, so --fit leaves those of about {count} layers on the CPU (slower)"
-        return with_experts(count), (*remarks, Remark(kind="risk", code="fit-moves-experts", knob="experts.on_host", message=message))
+    left = room(settings)
     if experts:
-        settings = with_experts(layers - 1)
-    if fits(with_layers(0)):
-        count = layers - _smallest(1, layers, lambda n: fits(with_layers(layers - n)))
+        most = room(with_experts(layers - 1))
+        if most >= 0:
+            count = _smallest((0, left), (layers - 1, most), lambda n: room(with_experts(n)))
+            message = f"the experts do not fit on the device, so --fit leaves those of about {count} layers on the CPU (slower)"
+            return with_experts(count), (*remarks, Remark(kind="risk", code="fit-moves-experts", knob="experts.on_host", message=message))
+        left, settings = most, with_experts(layers - 1)
+    most = room(with_layers(0))
+    if most >= 0:
+        count = layers - _smallest((0, left), (layers, most), lambda n: room(with_layers(layers - n)))
         message = f"not every layer fits on the device, so --fit leaves about {layers - count} of {layers} on the CPU (slower)"
         return with_layers(count), (*remarks, Remark(kind="risk", code="fit-moves-layers", knob="layers.on_device", message=message))
     return settings, tuple(remarks)
 
 
-def _smallest(low: int, high: int, passes: Callable[[int], bool]) -> int:
-    """Return the smallest passing number; ``high`` is known to pass."""
-    while low < high:
+def _smallest(below: tuple[int, float], above: tuple[int, float], room: Callable[[int], float]) -> int:
+    """Return the smallest number that leaves room, between one that does not and one that does, each with its room.
+
+    Bytes are nearly linear in the number, so it is guessed from the room at both ends; every fifth time it is halved.
+    """
+    (low, short), (high, left) = below, above
+    turn = 0
+    while high - low > 1:
         middle = (low + high) // 2
-        if passes(middle):
-            high = middle
+        turn += 1
+        if turn % 5 and short < 0 <= left < inf:
+            middle = min(max(low + ceil((high - low) * -short / (left - short)), low + 1), high - 1)
+        found = room(middle)
+        if found >= 0:
+            high, left = middle, found
         else:
-            low = middle + 1
+            low, short = middle, found
     return high

@@ -594,8 +594,24 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
 
     With ``ceilings``, bytes by device, compute buffers are left at 0 once the rest alone is over one of them.
     """
-    if settings.split_mode == "tensor" and len(settings.devices) > 1:
-        return _shared(checkpoint, settings, host_free)
+    store: dict[tuple[Settings, int | None], Layout] = derived(checkpoint).setdefault("layouts", {})
+    known = store.get((settings, host_free))
+    if known is None:
+        known = _shared(checkpoint, settings, host_free) if settings.split_mode == "tensor" and len(settings.devices) > 1 else None
+        known, whole = (known, True) if known is not None else _lay_out(checkpoint, settings, host_free, ceilings)
+        if whole:
+            if len(store) >= MOST_LAYOUTS:
+                store.clear()
+            store[settings, host_free] = known
+    return known
+
+
+#: Layouts of one checkpoint kept for a launch that is tried with many changes.
+MOST_LAYOUTS = 256
+
+
+def _lay_out(checkpoint: Checkpoint, settings: Settings, host_free: int | None, ceilings: Mapping[str, int] | None) -> tuple[Layout, bool]:
+    """Return the layout, and whether its compute buffers were computed."""
     hyper = latent.adapted(checkpoint, settings)
     remarks: list[Remark] = [*latent.refusals(checkpoint, settings)]
     unknowns: list[Unknown] = []
@@ -693,7 +709,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         )
         for i, d in enumerate(devices)
     )  # fmt: skip
-    return Layout(
+    layout = Layout(
         devices=found,
         host=DeviceBytes(
             device="host", weights=host.weights, experts=host.experts, kv=kv[-1], state=state[-1], tensors=host.count,
@@ -704,3 +720,4 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
         resolved=resolved, layer_device=where, remarks=tuple(remarks), unknowns=tuple(unknowns),
         facts={"n_ctx": resolved.n_ctx, "n_ctx_seq": resolved.n_ctx_seq, "flash_attn": flash, "overridden": len(taken), "pipeline_copies": settings.copies if pipeline else 1},
     )  # fmt: skip
+    return layout, not over

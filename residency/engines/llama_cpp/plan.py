@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from residency.budget import Allocation, Budget, Phase, Purpose, Remark
@@ -47,7 +48,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
         text = f"the architecture {model.architecture!r} is not one {engine} {version} lists; it is laid out by what its metadata and tensors say"
         remarks.append(Remark(kind="risk", code="unlisted-architecture", knob="model.path", message=text))
     layout = lay_out(model, settings, host_free=host.free_bytes)
-    if enabled(launch, program_of(launch), version) and not _leaves_room(layout, launch, settings, host):
+    if enabled(launch, program_of(launch), version) and _room(layout, _free(launch, settings), host) < 0:
         fitted, adjusted = _fitted(launch, model, settings, host)
         remarks += adjusted
         if fitted is not settings:
@@ -84,13 +85,14 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
 def _fitted(launch: Launch, model: Checkpoint, settings: Settings, host: Pool) -> tuple[Settings, tuple[Remark, ...]]:
     """Return the settings after the engine's own --fit."""
 
-    def fits(candidate: Settings) -> bool:
-        free = _free(launch, candidate)
-        return _leaves_room(lay_out(model, candidate, host_free=host.free_bytes, ceilings=free), launch, candidate, host)
+    free = _free(launch, settings)  # nothing that is changed moves it
+
+    def room(candidate: Settings) -> float:
+        return _room(lay_out(model, candidate, host_free=host.free_bytes, ceilings=free), free, host)
 
     return adjust(
         launch, settings, trained_context=model.integer("context_length"), layers=model.integer("block_count") + 1,
-        experts=model.integer("expert_count") > 0, fits=fits,
+        experts=model.integer("expert_count") > 0, room=room,
     )  # fmt: skip
 
 
@@ -125,15 +127,14 @@ def _free(launch: Launch, settings: Settings) -> dict[str, int] | None:
     return {d.name: (d.free_bytes or 0) - driver_context(d)[0][1] - kept for d, kept in zip(settings.devices, keep, strict=False)}
 
 
-def _leaves_room(layout: Layout, launch: Launch, settings: Settings, host: Pool) -> bool:
-    """Whether every device keeps the margin of --fit; without devices the host must hold it all."""
-    free = _free(launch, settings)
+def _room(layout: Layout, free: Mapping[str, int] | None, host: Pool) -> float:
+    """Return the bytes left beyond the margin of --fit on the fullest device, negative when they are missing; infinite: not known."""
     if layout.unknowns or free is None:
-        return True  # the engine will see for itself; here there is nothing to compare with
-    if not layout.devices:
+        return inf  # the engine will see for itself; here there is nothing to compare with
+    if not layout.devices:  # the host must hold it all
         total = layout.host.weights + layout.host.experts + layout.host.kv + layout.host.state + layout.host.compute_likely
-        return host.free_bytes is None or total <= host.free_bytes
-    return all(d.weights + d.experts + d.kv + d.state + d.compute_likely <= free[d.device] for d in layout.devices)
+        return inf if host.free_bytes is None else host.free_bytes - total
+    return min(free[d.device] - d.weights - d.experts - d.kv - d.state - d.compute_likely for d in layout.devices)
 
 
 def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Checkpoint, *, chunks: bool) -> list[Allocation]:
@@ -246,6 +247,8 @@ def ways(model: Checkpoint, layout: Layout, devices: tuple[Device, ...], rows: S
         found += [Way(knob="context.micro_batch", value=m, note="slower prompts") for m in (256, 128) if m < micro]
     if layout.resolved.sequences > 1 and enough(Purpose.KV, Purpose.STATE):
         found.append(Way(knob="context.sequences", value=1))
+    if layout.host_weights.backing != "mapped" and layout.host_weights.bytes:
+        found.append(Way(knob="memory.load", value="mmap", note="weights stay in the file and are read as they are needed"))
     return tuple(found)
 
 
