@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from residency.engines.llama_cpp import ENGINES
@@ -115,3 +117,55 @@ def test_llama_bench_is_judged_by_its_largest_run():
         ENGINE.read(["llama-bench", "-m", "x.gguf", "--ctx-size", "4096"], {}, version=None)
     with pytest.raises(InputError, match="-p expects numbers, not 'many'"):
         ENGINE.read(["llama-bench", "-m", "x.gguf", "-p", "many"], {}, version=None)
+
+
+@pytest.mark.parametrize("flag", ["-c", "-ngl", "-np", "-ub", "-ncmoe", "-mg", "--cache-ram"])
+@pytest.mark.parametrize("value", ["9999999999", "4294967296", "2147483648", "-2147483649"])
+def test_numbers_beyond_32_bits_are_refused(flag, value):
+    assert f"cannot be {value}: the engine's parser takes whole numbers of 32 bits only" in problems("-m", "x.gguf", flag, value)[0]
+
+
+@pytest.mark.parametrize(("flag", "value"), [("-t", "99999999999"), ("--port", "x"), ("-n", "2147483648")])
+def test_numbers_without_bearing_on_memory_are_checked_as_the_engine_does(flag, value):
+    assert "expects a whole number of 32 bits" in problems("-m", "x.gguf", flag, value)[0]
+    assert read("-m", "x.gguf", "-t", "8x", "-n", "-1").get("model.path") == "x.gguf"  # std::stoi stops at the x
+
+
+def test_a_split_ratio_has_fifteen_shares_at_most():
+    """0.5.0 says of sixteen: got 16 input configs, but system only has 16 devices."""
+    assert len(read("-m", "x.gguf", "-ts", ",".join("1" * 15)).get("layers.ratio")) == 15
+    assert "-ts has 16 shares, and the engine takes 15 at most" in problems("-m", "x.gguf", "-ts", ",".join("1" * 16))[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nothing"),
+    [(("--version",), True), (("--help",), True), (("-m", "x.gguf", "--list-devices", "--no-such-flag"), True), (("-m", "x.gguf"), False)],
+)
+def test_command_lines_that_start_nothing(arguments, nothing):
+    assert read(*arguments).starts_nothing is nothing
+
+
+@pytest.mark.parametrize("version", ["banana", "-1", "1", "", "v", "b12", "0.5.0.1.2.3", "2025-13"])
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+def test_versions_that_cannot_be_read(engine, version):
+    assert engine.version_problem(version).startswith("builds are written b4610, versions 0.5.0")
+
+
+@pytest.mark.parametrize("version", ["b4610", "4610", "4610 (6dde1782)", "b10434", "0.10434.0", "0.5.0", "v0.5.1", "0.5", "2025-06", "2025-06-15"])
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+def test_versions_that_can_be_read(engine, version):
+    assert engine.version_problem(version) is None
+
+
+def test_a_name_that_is_like_no_other_gets_no_suggestion():
+    assert "did you mean" not in problems("-m", "x.gguf", "--foo")[0]
+    assert problems("-m", "x.gguf", "-nlg", "4")[0].endswith("did you mean -ngl?")
+    assert problems("-m", "x.gguf", "--cxt-size", "4")[0].endswith("did you mean --ctx-size?")
+
+
+def test_many_problems_are_counted_not_told():
+    began = time.process_time()
+    found = problems("-m", "x.gguf", *[f"--unknown{i}" for i in range(20_000)])
+    assert len(found) == 51
+    assert found[-1] == "19950 more problems of the same command line"
+    assert time.process_time() - began < 2

@@ -168,7 +168,7 @@ def _shapes(checkpoint: Checkpoint) -> Iterator[Remark]:
 
     def wrong(name: str, shape: tuple[int, ...], expected: set[tuple[int, ...]], why: str) -> Remark:
         wanted = " or ".join(str(list(e)) for e in sorted(expected))
-        return refuse("wrong-shape", f"{name} has the shape {list(shape)}, and {why} make it {wanted}")
+        return refuse("wrong-shape", f"{name} has the shape {list(shape)}; by {why} it is {wanted}")
 
     table = checkpoint.by_name
     embedding = table.get("token_embd.weight")

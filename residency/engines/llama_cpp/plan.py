@@ -47,12 +47,13 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
     if model.architecture not in ENGINE_ARCHITECTURES:
         text = f"the architecture {model.architecture!r} is not one {engine} {version} lists; it is laid out by what its metadata and tensors say"
         remarks.append(Remark(kind="risk", code="unlisted-architecture", knob="model.path", message=text))
-    layout = lay_out(model, settings, host_free=host.free_bytes)
-    if enabled(launch, program_of(launch), version) and _room(layout, _free(launch, settings), host) < 0:
-        fitted, adjusted = _fitted(launch, model, settings, host)
+    fits = enabled(launch, program_of(launch), version)
+    free = _free(launch, settings) if fits else None
+    layout = lay_out(model, settings, host_free=host.free_bytes, ceilings=free)
+    if fits and _room(layout, free, host) < 0:
+        settings, adjusted = _fitted(launch, model, settings, host)
         remarks += adjusted
-        if fitted is not settings:
-            settings, layout = fitted, lay_out(model, fitted, host_free=host.free_bytes)
+        layout = lay_out(model, settings, host_free=host.free_bytes)
     copies: dict[str, int] = {}
     if layout.facts.get("pipeline_copies") != 1 and not _holds(layout, machine, settings, devices):
         fallback = history.follows("copies-fall-back", engine, version)
@@ -144,14 +145,14 @@ def _device_rows(device: Device, found: DeviceBytes, layout: Layout, model: Chec
     if found.weights:
         rows.append(
             Allocation.exact(pool, Purpose.WEIGHTS, f"weights of {found.layers} layers", Phase.LOAD, found.weights,
-                             knob="layers.on_device", **more)
+                             knob="layers.on_device", largest_name=found.largest_name, largest_bytes=found.largest_bytes, **more)
         )  # fmt: skip
     if found.experts:
         index = next(i for i, d in enumerate(layout.devices) if d is found)
         towers = [t for t in _towers(model) if layout.layer_device[t.layer or 0] == index]
         largest = max(towers, key=lambda t: t.nbytes, default=None)
         rows.append(
-            Allocation.exact(pool, Purpose.EXPERTS, "expert weights", Phase.LOAD, found.experts, knob="experts.on_host", pieces=max(1, len(towers)),
+            Allocation.exact(pool, Purpose.EXPERTS, "expert weights", Phase.LOAD, found.experts, knob="experts.on_host",
                              largest_name=largest.name if largest else None, largest_bytes=largest.nbytes if largest else None, **more)
         )  # fmt: skip
     if found.kv:
@@ -206,7 +207,7 @@ def _host_rows(layout: Layout, pool: str) -> list[Allocation]:
     elif weights.bytes:
         rows.append(
             Allocation.exact(pool, Purpose.WEIGHTS, f"weights in {weights.backing} host memory", Phase.LOAD, weights.bytes,
-                             backing=weights.backing, knob="memory.load")
+                             backing=weights.backing, knob="memory.load", largest_name=layout.host.largest_name, largest_bytes=layout.host.largest_bytes)
         )  # fmt: skip
     host = layout.host
     if host.kv:

@@ -43,7 +43,7 @@ def normal(version: str, engine: str = history.UPSTREAM) -> str:
 
 
 #: A day or a month; a build, with or without what its program prints behind it; a repackaged build or a dotted version.
-_READABLE = re.compile(r"20[2-9]\d-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?|b?\d{3,7}([ (+-].*)?|v?\d{1,6}(\.\d{1,7}){1,3}([ (+-].*)?", re.DOTALL)
+_READABLE = re.compile(r"20[2-9]\d-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?|(?!20[2-9]\d-)b?\d{3,7}([ (+-].*)?|v?\d{1,6}(\.\d{1,7}){1,3}([ (+-].*)?", re.DOTALL)
 
 
 def problem(version: str) -> str | None:
