@@ -65,7 +65,7 @@ class Allocation:
     device: str | None = None
     backing: Backing = "device"
     knob: str | None = None  # the knob that moves it most
-    largest_name: str | None = None  # the largest single piece, when this is a group
+    largest_name: str | None = None  # the largest tensor in it; an allocation of its own when there are several pieces
     largest_bytes: int | None = None
     pieces: int = 1
     accounted: bool = True  # False: the engine itself does not budget these bytes

@@ -26,6 +26,8 @@ from residency.rules import Finding, Rule
 from residency.units import size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from residency.budget import Allocation, PoolSum
     from residency.rules import Facts
 
@@ -53,34 +55,30 @@ def check(facts: Facts) -> list[Finding] | Finding:
             return rule.not_applicable("the engine refuses this launch before it allocates anything")
         return rule.cannot_tell("The engine's memory plan is empty, so nothing was compared.")
     for found in sums:
-        finding = _judge(found, facts)
-        if finding is not None:
-            findings.append(finding)
+        findings += _judge(found, facts)
     if not any(str(f.outcome) in ("veto", "cannot-tell") for f in findings):
         shown = ", ".join(f"{f.pool.name} {size(f.likely_bytes)} of {size(f.usable_bytes)}" for f in sums)
         findings.append(rule.approve(shown))
     return findings
 
 
-def _judge(found: PoolSum, facts: Facts) -> Finding | None:
+def _judge(found: PoolSum, facts: Facts) -> list[Finding]:
     usable = found.usable_bytes
     name = found.pool.name
     if usable is None:
         if found.likely_bytes == 0:
-            return None
-        return rule.cannot_tell(f"{name}: the launch puts {size(found.likely_bytes)} there, and how much it holds is unknown.", pool=name)
+            return []
+        return [rule.cannot_tell(f"{name}: the launch puts {size(found.likely_bytes)} there, and how much it holds is unknown.", pool=name)]
     margin = facts.policy.margin_of(name, found.pool.total_bytes or 0)
     greedy = any(a.greedy for a in found.allocations)
     if greedy:  # what such an engine leaves free by itself counts towards the margin
         margin = max(0, margin - found.reserve_bytes)
     limit = max(0, usable - margin)
     if found.certain_bytes > usable:
-        return _refusal(found, facts, usable, usable, "certain")
+        return [_refusal(found, facts, usable, usable, "certain")]
     if found.likely_bytes > limit:
-        return _refusal(found, facts, usable, limit, "likely")
-    if found.at_most_bytes > usable and not greedy:  # there the band is judged against the reserve: layer-split/after-cache
-        return _warning(found, usable)
-    return None
+        return [_refusal(found, facts, usable, limit, "likely")]
+    return [] if greedy else list(_warnings(found, usable))  # there the band is judged against the reserve: layer-split/after-cache
 
 
 def _refusal(found: PoolSum, facts: Facts, usable: int, limit: int, number: str) -> Finding:
@@ -109,17 +107,24 @@ def _refusal(found: PoolSum, facts: Facts, usable: int, limit: int, number: str)
     )
     if found.likely_bytes != found.certain_bytes or found.at_most_bytes != found.likely_bytes:
         message += f" Certain {size(found.certain_bytes)}, likely {size(found.likely_bytes)}, at most {size(found.at_most_bytes)}."
-    largest = max(found.allocations, key=lambda a: a.largest_bytes or a.likely_bytes)
+    largest_bytes, largest_name = max(_largest(a) for a in found.allocations)
     return rule.veto(
         message,
         pool=name,
         need_bytes=need,
         have_bytes=limit,
         knob=_knob(failing, found),
-        largest_name=largest.largest_name or largest.name,
-        largest_bytes=largest.largest_bytes or largest.likely_bytes,
+        largest_name=largest_name,
+        largest_bytes=largest_bytes,
         ways=facts.budget.ways,
     )
+
+
+def _largest(allocation: Allocation) -> tuple[int, str]:
+    """Return the largest thing asked for at once: one of several pieces, or the whole."""
+    if allocation.pieces > 1 and allocation.largest_bytes is not None:
+        return allocation.largest_bytes, allocation.largest_name or allocation.name
+    return allocation.likely_bytes, allocation.name
 
 
 def _knob(failing: Allocation, found: PoolSum) -> str | None:
@@ -129,21 +134,22 @@ def _knob(failing: Allocation, found: PoolSum) -> str | None:
     return max(movable, key=lambda a: a.likely_bytes).knob if movable else None
 
 
-def _warning(found: PoolSum, usable: int) -> Finding:
+def _warnings(found: PoolSum, usable: int) -> Iterator[Finding]:
+    """Yield what is no reason to refuse: a band that reaches over the pool, and a mapping that cannot stay cached."""
     name = found.pool.name
     mapped = sum(a.at_most_bytes for a in found.allocations if a.backing == "mapped")
     held = found.at_most_bytes - mapped
-    if held <= usable:
-        return rule.warn(
-            f"{name}: {size(mapped)} of weights are read from the file mapping and {size(max(0, usable - found.likely_bytes))} is left "
-            f"to cache them. It runs, but it will read from disk again and again.",
-            pool=name, need_bytes=found.at_most_bytes, have_bytes=usable,
+    if held > usable:
+        peak = max((a for a in found.allocations if a.backing != "mapped"), key=lambda a: a.at_most_bytes - a.likely_bytes)
+        yield rule.warn(
+            f"{name}: likely {size(found.likely_bytes)} of {size(usable)}, but it can take up to {size(held)}; "
+            f"the widest band is that of {peak.name}.",
+            pool=name, need_bytes=held, have_bytes=usable, knob=peak.knob,
         )  # fmt: skip
-    peak = max((a for a in found.allocations if a.backing != "mapped"), key=lambda a: a.at_most_bytes - a.likely_bytes)
-    return rule.warn(
-        f"{name}: likely {size(found.likely_bytes)} of {size(usable)}, but it can take up to {size(held)}; "
-        f"the widest band is that of {peak.name}.",
-        pool=name, need_bytes=held, have_bytes=usable, knob=peak.knob,
-    )  # fmt: skip
-
-
+    left = max(0, usable - found.likely_bytes)
+    if mapped > left:
+        yield rule.warn(
+            f"{name}: {size(mapped)} of weights are read from the file mapping and {size(left)} is left "
+            f"to cache them. It runs, but it will read from disk again and again.",
+            pool=name, need_bytes=found.likely_bytes + mapped, have_bytes=usable,
+        )  # fmt: skip
