@@ -112,7 +112,7 @@ def test_versions_are_dates_of_trees(version, known):
 
 
 def test_an_unknown_version_is_refused():
-    with pytest.raises(InputError, match="versions are dates of trees, 2026.07 to 2026.10"):
+    with pytest.raises(InputError, match=r"versions are dates of trees, 2026\.07 to 2026\.10"):
         judged("--device", "cpu", engine="vllm.cpp@0.9.1")
 
 

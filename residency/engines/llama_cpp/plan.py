@@ -85,7 +85,6 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
 
 def _fitted(launch: Launch, model: Checkpoint, settings: Settings, host: Pool) -> tuple[Settings, tuple[Remark, ...]]:
     """Return the settings after the engine's own --fit."""
-
     free = _free(launch, settings)  # nothing that is changed moves it
 
     def room(candidate: Settings) -> float:
