@@ -53,6 +53,7 @@ def checkpoint(architecture, tensors, **hparams):
 def hybrid(layers, width, kind, *, experts=0, inner=512, expert_kind=None, vocabulary=151936):
     """A Qwen3.5-like model: three layers with a recurrent state, then one with attention."""
     rows = [tensor("token_embd.weight", "Q4_K", width, vocabulary), tensor("output.weight", "Q6_K", width, vocabulary)]
+    rows.append(tensor("output_norm.weight", "F32", width))
     for n in range(layers):
         at = f"blk.{n}."
         rows.append(tensor(f"{at}attn_norm.weight", "F32", width))

@@ -10,6 +10,7 @@ import difflib
 import json
 from typing import Any
 
+from residency.engines.reading import MOST_PROBLEMS
 from residency.launch.sizes import LARGEST
 from residency.text import clean
 
@@ -55,6 +56,8 @@ def _problems(document: dict[str, Any], legal: dict[str, Any], at: str = "") -> 
     found = []
     for key, value in document.items():
         kind = legal.get(key)
+        if len(found) >= MOST_PROBLEMS:
+            return [*found, "and there is more"]
         if kind is None:
             close = difflib.get_close_matches(key.replace("-", "_"), legal, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
@@ -92,7 +95,7 @@ def offload_problems(document: dict[str, Any]) -> list[str]:
 
 def kv_transfer_problems(document: dict[str, Any]) -> list[str]:
     """Return what the engine refuses in a KV transfer document."""
-    found = [f"has no key {clean(key)}; legal there: {', '.join(KV_TRANSFER)}" for key in document if key not in KV_TRANSFER]
+    found = [f"has no key {clean(key)}; legal there: {', '.join(KV_TRANSFER)}" for key in document if key not in KV_TRANSFER][:MOST_PROBLEMS]
     if "kv_connector" not in document:
         found.append("needs kv_connector")
     if document.get("kv_role") not in KV_ROLES:
@@ -102,7 +105,7 @@ def kv_transfer_problems(document: dict[str, Any]) -> list[str]:
 
 def speculative_problems(document: dict[str, Any]) -> list[str]:
     """Return what the engine refuses in a speculation document."""
-    found = [f"has no key {clean(key)}; legal there: {', '.join(SPECULATIVE)}" for key in document if key not in SPECULATIVE]
+    found = [f"has no key {clean(key)}; legal there: {', '.join(SPECULATIVE)}" for key in document if key not in SPECULATIVE][:MOST_PROBLEMS]
     if document.get("method") not in METHODS:
         found.append(f"needs method, one of {', '.join(METHODS)}")
     tokens = document.get("num_speculative_tokens")
