@@ -135,3 +135,14 @@ def test_a_refusal_with_many_trials_stays_quick(tmp_path):
     report = judged("llama-server", "-m", str(path), "-np", "1", "-sm", "none", "-fa", "off", "-ctk", "q8_0", "-c", "1000000", "-lm", "mlock", machine="rtx-6000-ada")
     assert report.verdict == "veto"
     assert time.process_time() - began < 2  # 0.5 s on an idle machine
+
+
+def test_a_draft_model_is_checked_like_the_model(model, tmp_path):
+    draft = tmp_path / "draft.gguf"
+    write_gguf(draft, KEYS | {"llama.attention.head_count_kv": 1}, dense())
+    found = vetoes(judged("llama-server", "-m", model, "-md", str(draft)))
+    assert [(knob, text) for knob, text, _ in found] == [
+        ("model.draft", "blk.0.attn_k.weight has the shape [256, 128]; by embedding_length, attention.head_count_kv and attention.key_length it is [256, 64].")
+    ]
+    report = judged("llama-server", "-m", model, "-md", model, "-otd", r"(a)\1=CPU")
+    assert report.verdict == "no-verdict"

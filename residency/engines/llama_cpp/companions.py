@@ -20,7 +20,7 @@ from .settings import DeviceSpec, Override, Settings, expert_overrides
 from .vision import flash_supported, measure
 
 if TYPE_CHECKING:
-    from residency.budget import Backing
+    from residency.budget import Backing, Unknown
     from residency.checkpoint.model import Checkpoint
     from residency.engines.base import Models
     from residency.launch.model import Launch
@@ -37,12 +37,14 @@ Rows = tuple[list[Allocation], list[Remark]]
 
 def companions(
     launch: Launch, models: Models, machine: Machine, settings: Settings, devices: tuple[Device, ...], layout: Layout
-) -> Rows:
-    """Return the allocations of everything beside the model, and what is to be said about it."""
+) -> tuple[list[Allocation], list[Remark], tuple[Unknown, ...]]:
+    """Return the allocations of everything beside the model, what is to be said about it, and what cannot be told."""
     rows: list[Allocation] = []
     remarks: list[Remark] = []
+    unknowns: tuple[Unknown, ...] = ()
     if models.draft is not None:
-        rows += _draft(launch, models.draft, machine, settings, layout)
+        more, unknowns = _draft(launch, models.draft, machine, settings, layout)
+        rows += more
     elif "draft-mtp" in speculation(launch):
         more, said = _next_token(launch, models, machine, settings, devices, layout)
         rows += more
@@ -57,12 +59,12 @@ def companions(
         more, said = _host_caches(launch, models, machine, settings, layout)
         rows += more
         remarks += said
-    return rows, remarks
+    return rows, remarks, unknowns
 
 
 def _draft(
     launch: Launch, draft: Checkpoint, machine: Machine, settings: Settings, layout: Layout
-) -> list[Allocation]:
+) -> tuple[list[Allocation], tuple[Unknown, ...]]:
     """A draft model: own weights and context of the target's length; split and batch are the target's."""
     option = launch.options.get
     named = option("spec-draft-device")
@@ -114,7 +116,7 @@ def _draft(
                 Allocation(pool=pool, purpose=Purpose.DRAFT, name="draft compute buffer", phase=Phase.CONTEXT, certain_bytes=part.compute_certain,
                            likely_bytes=part.compute_likely, at_most_bytes=part.compute_at_most, **more)
             )  # fmt: skip
-    return rows
+    return rows, tuple(replace(u, what=f"{u.what} of the draft model") for u in found.unknowns)
 
 
 def _next_token(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from residency.budget import Allocation, Budget, Phase, Purpose, Remark
 from residency.checkpoint.model import Role
+from residency.engines import soundness as shared
 from residency.machine.model import usable_bytes
 from residency.units import size
 from residency.ways import Way
@@ -39,6 +40,8 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
     model = models.main
     assert model is not None
     refused = (*soundness.refusals(model, version, engine), *impossible(launch, model, engine, version))
+    if models.draft is not None:
+        refused += tuple(replace(remark, knob="model.draft") for remark in shared.refusals(models.draft))
     if refused:
         return Budget(allocations=(), remarks=refused)
     settings, devices = resolve(launch, machine, version, engine)
@@ -70,14 +73,14 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
         rows += _device_rows(by_name[found.device], found, layout, model, chunks=history.follows("compute-in-chunks", engine, version))
     rows += _runtime_rows(model, settings, layout, by_name)
     rows += _host_rows(layout, host.name)
-    more, said = companions(launch, models, machine, settings, devices, layout)
+    more, said, untold = companions(launch, models, machine, settings, devices, layout)
     rows += more
     remarks += said
     remarks += further(launch, model, machine, settings, devices, layout, rows)
     return Budget(
         allocations=tuple(rows),
         remarks=(*remarks, *layout.remarks),
-        unknowns=layout.unknowns,
+        unknowns=(*layout.unknowns, *untold),
         ways=ways(model, layout, devices, rows, machine),
         facts={"context": layout.resolved.n_ctx, "pipeline_copies_bytes": copies, **{k: v for k, v in layout.facts.items() if isinstance(v, (int, str, bool))}},
     )

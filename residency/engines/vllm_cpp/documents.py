@@ -53,7 +53,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _problems(document: dict[str, Any], legal: dict[str, Any], at: str = "") -> list[str]:
-    found = []
+    found: list[str] = []
     for key, value in document.items():
         kind = legal.get(key)
         if len(found) >= MOST_PROBLEMS:
