@@ -20,28 +20,25 @@ from residency.launch.model import Launch
 from residency.text import clean, shorten
 from residency.where import Where
 
-from .flags import BUNDLES, ENDS_AT_ONCE, ENVIRONMENT, FLAGS, INFORMATION, SILENT, SILENT_COUNTS, Flag
+from .flags import (
+    BUNDLES,
+    ENDS_AT_ONCE,
+    ENVIRONMENT,
+    FALSE,
+    FLAGS,
+    INFORMATION,
+    SILENT,
+    SILENT_COUNTS,
+    TRUE,
+    Flag,
+    flag_names,
+)
+from .ini import config_words
 from .version import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-TRUE = ("on", "enabled", "true", "1")
-FALSE = ("off", "disabled", "false", "0")
-
-
-@lru_cache(maxsize=8)
-def flag_names(fork: str) -> dict[str, tuple[tuple[Flag, bool], ...]]:
-    """Return every name -> the flags it may mean (differing by version), with whether the name negates."""
-    found: dict[str, list[tuple[Flag, bool]]] = {}
-    for flag in FLAGS:
-        if flag.forks and fork not in flag.forks:
-            continue
-        for name in flag.names:
-            found.setdefault(name, []).append((flag, False))
-        for name in flag.negative:
-            found.setdefault(name, []).append((flag, True))
-    return {name: tuple(flags) for name, flags in found.items()}
 
 
 @dataclass(kw_only=True)
@@ -219,8 +216,6 @@ def _configuration(reading: _Reading, environ: Mapping[str, str]) -> None:
     """Apply the implicit config files; like the engine, pass over what it does not take there."""
     if not version_in(reading.version, CONFIG_SINCE, None):
         return
-    from .ini import config_words
-
     words, places = config_words(environ)
     if not words:
         return

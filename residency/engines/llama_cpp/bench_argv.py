@@ -18,8 +18,8 @@ from residency.launch.model import Launch
 from residency.text import clean
 from residency.where import Where
 
-from .argv import FALSE, TRUE, fits_counter, ratios
-from .flags import ENVIRONMENT, KV_TYPES
+from .argv import fits_counter, ratios
+from .flags import ENVIRONMENT, FALSE, KV_TYPES, TRUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -7,6 +7,7 @@ ik_llama.cpp from its README. Versions are normalised (see ``version.py``): buil
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 Kind = Literal[
@@ -27,6 +28,9 @@ Kind = Literal[
 
 SERVER = ("llama-server", "llama-cli")
 IK = ("ik_llama.cpp",)
+#: Words that --flag=VALUE and LLAMA_ARG_* take for yes and no.
+TRUE = ("on", "enabled", "true", "1")
+FALSE = ("off", "disabled", "false", "0")
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -248,3 +252,17 @@ ENVIRONMENT = (
     "GGML_VK_ALLOW_SYSMEM_FALLBACK", "GGML_VK_FORCE_MAX_BUFFER_SIZE", "GGML_VK_FORCE_MAX_ALLOCATION_SIZE",
     "LLAMA_ATTN_ROT_DISABLE",
 )  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def flag_names(fork: str) -> dict[str, tuple[tuple[Flag, bool], ...]]:
+    """Return every name -> the flags it may mean (differing by version), with whether the name negates."""
+    found: dict[str, list[tuple[Flag, bool]]] = {}
+    for flag in FLAGS:
+        if flag.forks and fork not in flag.forks:
+            continue
+        for name in flag.names:
+            found.setdefault(name, []).append((flag, False))
+        for name in flag.negative:
+            found.setdefault(name, []).append((flag, True))
+    return {name: tuple(flags) for name, flags in found.items()}

@@ -16,8 +16,7 @@ from residency.errors import Problem
 from residency.text import clean
 from residency.where import Where
 
-from .argv import FALSE, TRUE, flag_names
-from .flags import FLAGS, SILENT, Flag
+from .flags import FALSE, FLAGS, SILENT, TRUE, Flag, flag_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
