@@ -333,6 +333,68 @@ def test_locked_memory_beyond_its_limit(limit, warned, judged):
     assert report.verdict == "allow"
 
 
+@pytest.mark.parametrize(
+    ("limit", "backing", "certain"), [(-1, "locked", True), (2**40, "locked", True), (8 * MIB, "mapped", False), (None, "mapped", False)]
+)
+def test_a_mapping_counts_as_locked_only_under_a_limit_that_allows_it(limit, backing, certain, judged):
+    """Build 10068 with a limit of 8 MiB: "failed to mlock", "after previously locking 0 bytes", and it serves."""
+    host = {} if limit is None else {"memlock_bytes": limit}
+    machine = {**ONE, "host": [65536, 4000]}  # the experts are 6.3 GiB
+    report = judged(MOE, "-c", "2048", "-ngl", "99", "-cmoe", "--load-mode", "mmap+mlock", "--cache-ram", "0", machine=machine, more={"host": host})
+    (weights,) = [a for a in report.budget.allocations if a.pool == "host" and str(a.purpose) == "weights"]
+    assert weights.backing == backing
+    assert (weights.certain_bytes > 4000 * MIB) is certain
+    assert weights.certain_bytes == (weights.at_most_bytes if certain else 0)
+    assert ("memory-lock-limit" in codes(report)) is not certain
+    assert report.verdict == ("veto" if certain else "allow")
+
+
+def test_anonymous_weights_over_the_lock_limit_are_still_there(judged):
+    def backing(limit):
+        flags = ("-c", "2048", "-ngl", "0", "-dev", "none", "--load-mode", "mlock")
+        report = judged(DENSE, *flags, more={"host": {"memlock_bytes": limit}})
+        (weights,) = [a for a in report.budget.allocations if a.pool == "host" and str(a.purpose) == "weights"]
+        return weights.backing, weights.certain_bytes
+
+    assert [backing(8 * MIB)[0], backing(-1)[0]] == ["anonymous", "locked"]
+    assert backing(8 * MIB)[1] == backing(-1)[1] > 4000 * MIB
+
+
+@pytest.mark.parametrize("knob", ["kv.key_type", "kv.value_type"])
+@pytest.mark.parametrize(("word", "engine", "offered"), [("q9_0", "llama.cpp", "q8_0"), ("", "llama.cpp", "f16"), ("q6_0", "llama.cpp", "q8_0"), ("q7_2", "ik_llama.cpp", None)])
+def test_a_cache_type_that_is_none_is_refused(knob, word, engine, offered, tmp_path):
+    path = shapes.write(tmp_path, "dense", DENSE)
+    report = residency.validate(
+        ["llama-server", "-m", path, "-c", "4096"], engine=engine, machine=shapes.machine(ONE), environ={}, overrides=[f"{knob}={word}"],
+    )  # fmt: skip
+    vetoes = [f for f in report.findings if str(f.outcome) == "veto"]
+    assert [(f.rule, f.knob) for f in vetoes] == [("kv-cache/types", knob)]
+    assert f"{knob} is {word!r}, and the engine's cache types are f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1" in vetoes[0].message
+    if offered is not None:
+        assert [f.value for f in vetoes[0].fixes] == [offered]
+
+
+def test_cache_types_in_other_words_are_taken(judged):
+    report = judged(DENSE, "-c", "4096", built=())
+    same = residency.validate(list(report.launch.argv), machine=shapes.machine(ONE), environ={}, overrides=["kv.key_type=FP16", "kv.value_type=f16"])
+    assert same.verdict == "allow"
+    assert kv(same) == kv(report)
+
+
+@pytest.mark.parametrize("kind", ["draft-mpt", "", "ngram-mod,", " none"])
+def test_a_kind_of_speculation_that_is_none_is_refused(kind, judged):
+    report = judged(DENSE, "-c", "4096", "--spec-type", kind)
+    vetoes = [f for f in report.findings if str(f.outcome) == "veto"]
+    assert [(f.rule, f.knob) for f in vetoes] == [("settings/possible", "speculation.kind")]
+    assert judged(DENSE, "-c", "4096", "--spec-type", "ngram-mod").verdict == "allow"
+
+
+def test_quantised_values_without_flash_attention_offer_flash_attention_first(judged):
+    report = judged(DENSE, "-c", "4096", "-fa", "off", "-ctv", "q8_0")
+    (veto,) = [f for f in report.findings if str(f.outcome) == "veto"]
+    assert [(f.knob, f.value, f.verified) for f in veto.fixes] == [("context.flash_attention", "on", True), ("kv.value_type", "f16", True)]
+
+
 def test_page_locked_memory_the_host_will_hardly_give(judged):
     flags = ("-c", "2048", "-ngl", "99", "-cmoe", "--load-mode", "none")
     needed = 6 * (2 * 4096 * 1536 * 128 * 110 // 256 + 4096 * 1536 * 128 * 144 // 256) / MIB

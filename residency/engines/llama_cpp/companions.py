@@ -14,7 +14,7 @@ from residency.checkpoint.model import Role
 
 from .context import row_bytes
 from .hparams import hyper_parameters
-from .layout import CUDA_KINDS, lay_out
+from .layout import CUDA_KINDS, granted, lay_out
 from .resolve import cache_type, program_of, speculation
 from .settings import DeviceSpec, Override, Settings, expert_overrides
 from .vision import flash_supported, measure
@@ -102,7 +102,7 @@ def _draft(
     for part in (*found.devices, found.host):
         device = by_name.get(part.device)
         pool = device.pool if device is not None else machine.host_pool.name
-        mapped = device is None and found.host_weights.backing == "mapped"
+        mapped = device is None and granted(found.host_weights, machine.host.memlock_bytes).backing == "mapped"
         more: dict[str, Any] = {"knob": "model.draft", "device": device.name if device else None, "backing": "device" if device else "anonymous"}
         weights, cache = part.weights + part.experts, part.kv + part.state
         if weights and mapped:

@@ -266,3 +266,8 @@ def flag_names(fork: str) -> dict[str, tuple[tuple[Flag, bool], ...]]:
         for name in flag.negative:
             found.setdefault(name, []).append((flag, True))
     return {name: tuple(flags) for name, flags in found.items()}
+
+
+def choices(target: str, fork: str) -> tuple[str, ...]:
+    """Return the words a fork takes for a setting; the first flag that fits counts."""
+    return next((f.choices for f in FLAGS if f.target == target and (not f.forks or fork in f.forks)), ())

@@ -490,6 +490,18 @@ def _host_weights(settings: Settings, devices: Sequence[DeviceSpec], hyper: Hype
     return HostWeights(backing=backing, bytes=total, lazy_bytes=lazy)
 
 
+def lock_granted(wanted: int, limit: int | None) -> bool | None:
+    """Return whether so many bytes can be locked under RLIMIT_MEMLOCK (-1: no limit); None: the limit is not known."""
+    return None if limit is None else limit == -1 or limit >= wanted
+
+
+def granted(weights: HostWeights, limit: int | None) -> HostWeights:
+    """Return weights with the lock the system grants: beyond the limit, or when it is not known, they stay what they are without."""
+    if weights.backing != "locked" or lock_granted(weights.bytes, limit):
+        return weights
+    return replace(weights, backing="mapped" if weights.mapped_bytes else "anonymous")
+
+
 def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
     """Return why the engine would not create the context (``src/llama-context.cpp``, llama_init_from_model)."""
     found: list[Remark] = []
@@ -505,11 +517,12 @@ def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
             "mla-cache-types", f"the latent attention cache has one type: keys are {settings.type_k}, values {settings.type_v}",
             "kv.value_type", settings.type_v, ways=(Way(knob="kv.value_type", value=settings.type_k),),
         )  # fmt: skip
+    on = (Way(knob="context.flash_attention", value="on"),) if hyper.architecture not in NO_FLASH_ATTENTION else ()
     if quantised_v and (settings.flash_attn == "off" or hyper.architecture in NO_FLASH_ATTENTION):
         refuse(
             "quantised-values-without-flash-attention",
             f"values of type {settings.type_v} need flash attention, which is off", "kv.value_type", settings.type_v,
-            ways=(Way(knob="kv.value_type", value="f16"),),
+            ways=(*on, Way(knob="kv.value_type", value="f16")),
         )  # fmt: skip
     if settings.flash_attn != "off" and hyper.architecture not in NO_FLASH_ATTENTION:
         for quantised, type_name, heads, knob in (

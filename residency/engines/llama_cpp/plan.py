@@ -17,7 +17,7 @@ from . import history, soundness
 from .companions import companions
 from .fit import adjust, enabled, margins
 from .hparams import ENGINE_ARCHITECTURES, derived
-from .layout import lay_out
+from .layout import granted, lay_out
 from .remarks import impossible
 from .remarks import remarks as further
 from .resolve import program_of, resolve
@@ -67,6 +67,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
         if fallback and _holds(other, machine, without, devices):  # else the copies are not what it fails for
             remarks.append(_falls_back(layout, settings))
             settings, layout, copies = without, other, {}
+    layout = replace(layout, host_weights=granted(layout.host_weights, machine.host.memlock_bytes))
     rows: list[Allocation] = []
     by_name = {d.name: d for d in devices}  # a launch that is not split uses fewer than it names
     for found in layout.devices:

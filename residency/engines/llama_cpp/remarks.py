@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 from residency.budget import Remark
+from residency.engines.base import version_in
+from residency.text import clean, shorten
 from residency.units import size
 from residency.ways import Way
 
 from . import history
 from .argv import MOST_SHARES, fits_counter
 from .context import pad
+from .flags import choices
 from .hparams import hyper_parameters
+from .layout import lock_granted
+from .resolve import SPECULATION_KINDS, cache_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,6 +72,17 @@ def impossible(launch: Launch, model: Checkpoint, engine: str, version: str) -> 
     if late is not None and launch.get("model.path") == model.path:
         yield Remark(kind="impossible", code="not-first-shard", knob="model.path", value=model.path, ways=(Way(knob="model.path", value=model.files[0].path),),
                      message="the engine loads a split model by its first part, and this is another one")  # fmt: skip
+    for knob in ("kv.key_type", "kv.value_type"):
+        value, names = launch.get(knob), choices(knob, engine)
+        if value is not None and cache_type(value) not in names:
+            close = difflib.get_close_matches(cache_type(value), names, n=1) or ["f16"]
+            yield Remark(kind="impossible", code="cache-type-unknown", knob=knob, value=value, ways=(Way(knob=knob, value=close[0]),),
+                         message=f"{knob} is {clean(shorten(value, 40))!r}, and the engine's cache types are {', '.join(names)}")  # fmt: skip
+    kinds = launch.get("speculation.kind")
+    unknown = [kind for kind in kinds.split(",") if kind not in SPECULATION_KINDS] if kinds is not None else []
+    if unknown and engine == history.UPSTREAM and version_in(version, "0.5.0", None):
+        yield Remark(kind="impossible", code="speculation-unknown", knob="speculation.kind", value=kinds,
+                     message=f"speculation.kind is {clean(shorten(unknown[0], 40))!r}, and the engine's kinds are {', '.join(SPECULATION_KINDS)}")  # fmt: skip
     for knob in COUNTERS:
         value = launch.get(knob)
         if isinstance(value, int) and not fits_counter(value):
@@ -178,19 +195,17 @@ def _pinned(machine: Machine, rows: Sequence[Allocation]) -> Iterator[Remark]:
 
 
 def _locked(launch: Launch, machine: Machine, layout: Layout) -> Iterator[Remark]:
-    """``mlock`` beyond RLIMIT_MEMLOCK is refused page by page: the engine warns and goes on unlocked."""
+    """``mlock`` beyond RLIMIT_MEMLOCK is refused as a whole: the engine warns and goes on unlocked (seen with build 10068)."""
     if launch.get("memory.load") not in ("mlock", "mmap+mlock"):
         return
     wanted = layout.host_weights.bytes
     limit = machine.host.memlock_bytes
     free = machine.host_pool.free_bytes
-    if not wanted or limit == -1:
+    if not wanted or lock_granted(wanted, limit):
         return
-    if limit is not None and limit >= wanted:
-        return
-    known = f"RLIMIT_MEMLOCK is {size(limit)}" if limit is not None else "RLIMIT_MEMLOCK is unknown here, and must allow it"
+    known = f"RLIMIT_MEMLOCK is {size(limit)}" if limit is not None else "RLIMIT_MEMLOCK is unknown here and must allow it, so they are not counted as locked"
     room = f"; {size(free)} is free" if free is not None else ""
-    text = f"{size(wanted)} of weights in host memory are to be locked, and {known}{room}: what is not locked can be paged out"
+    text = f"{size(wanted)} of weights in host memory are to be locked, and {known}{room}: refused, the engine goes on without the lock, and what is not locked can be paged out"
     yield Remark(kind="risk", code="memory-lock-limit", knob="memory.load", value=launch.get("memory.load"), message=text, pool=machine.host_pool.name)
 
 

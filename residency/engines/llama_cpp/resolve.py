@@ -140,6 +140,11 @@ def resolve(launch: Launch, machine: Machine, version: str, engine: str = histor
 
 #: Speculation that rolls the recurrent state back, so that the target keeps spare states.
 _ROLLBACK_KINDS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
+#: Every kind of speculation (``common/speculative.cpp``, 0.5.0).
+SPECULATION_KINDS = (
+    "none", "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod",
+    "ngram-cache",
+)  # fmt: skip
 #: Tokens drafted at once by default (``common/common.h``, 0.5.0).
 _DRAFTED = {"ngram-mod": 64, "ngram-simple": 48, "ngram-map-k": 48, "ngram-map-k4v": 48, "ngram-cache": 8}
 
@@ -164,7 +169,7 @@ def drafted_tokens(launch: Launch) -> int:
 
 def cache_type(name: str | None) -> str:
     """Return the engine's name of a cache type; default f16."""
-    folded = (name or "f16").casefold()
+    folded = "f16" if name is None else name.casefold()
     return CACHE_WORDS.get(folded, folded)
 
 
