@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from residency import __version__
@@ -140,7 +142,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else int(Exit.UNREADABLE)
     except InputError as error:
         return _say_problems(error, as_json=getattr(options, "format", "text") == "json")
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            return _internal(error)
+        if error.errno == errno.ENOSPC:
+            _warn("residency: the output could not be written: no space left, so no verdict")
         # The reader of our output went away (head, less). Point stdout elsewhere so that the interpreter's
         # own flush at exit stays quiet; the verdict was not delivered, so this is not an approval.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -150,19 +156,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RecursionError:
         _warn("residency: the input is nested too deeply")
         return int(Exit.UNREADABLE)
-    except Exception as error:
-        from residency.errors import describe
-        from residency.text import clean
+    except Exception as error:  # noqa: BLE001 - told with its place on request
+        return _internal(error)
 
-        if os.environ.get("RESIDENCY_DEBUG"):
-            raise
-        _warn(f"residency: internal error, no verdict: {clean(describe(error))}\n  set RESIDENCY_DEBUG=1 for the traceback")
-        return int(Exit.NO_VERDICT)
+
+def _internal(error: Exception) -> int:
+    from residency.errors import describe
+    from residency.text import clean
+
+    if os.environ.get("RESIDENCY_DEBUG"):
+        raise error
+    _warn(f"residency: internal error, no verdict: {clean(describe(error))}\n  set RESIDENCY_DEBUG=1 for the traceback")
+    return int(Exit.NO_VERDICT)
 
 
 def entry() -> None:
     """Console script."""
-    sys.exit(main())
+    code = main()
+    if any(t is not threading.main_thread() and not t.daemon for t in threading.enumerate()):
+        # A plugin left a thread behind; the verdict is out, and a service manager waits for the end.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _warn(text: str) -> None:

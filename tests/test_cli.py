@@ -9,14 +9,18 @@ import re
 import struct
 import subprocess
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from gguf_writer import write_gguf, write_split
+from plugin_writer import RULE, distribution
 
+from residency import validate
 from residency.checkpoint import read
 from residency.cli import main
+from residency.report.text import plain, render
 
 ROOT = Path(__file__).parent.parent
 
@@ -426,3 +430,58 @@ def test_long_names_do_not_flood_the_terminal(tmp_path):
     write_gguf(path, {**LLAMA, "general.name": "x" * 300_000}, TENSORS)
     _, out, _ = run("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-m", path, "-c", "512")
     assert max(len(line) for line in out.splitlines()) < 240
+
+
+def test_a_plugin_that_leaves_a_thread_behind_does_not_hold_the_verdict(tmp_path):
+    body = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + RULE.format(id="a/b", answer='approve("fine")')
+    distribution(tmp_path, "left-behind", "left", body)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = process("rules", env=environ)
+    assert "a/b" in done.stdout
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device here")  # noqa: PTH110
+def test_output_that_cannot_be_written_is_no_verdict():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "residency", "explain", "memory-budget/pools"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "residency: the output could not be written: no space left, so no verdict\n"
+
+
+def test_a_working_directory_that_is_gone(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f'cd "{gone}" && rmdir "{gone}" && exec "{sys.executable}" -m residency validate --machine cpu-only-32gb -- llama-server -m x.gguf'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stderr) == (2, "error: argument 1 (-m): x.gguf: no such file\n")
+
+
+def test_devices_that_are_not_there_are_one_refusal(gemma_path):
+    names = ",".join(["CUDA0", "CUDA0", *(f"CUDA{n}" for n in range(2, 2000))])
+    code, out, _ = run("validate", "--machine", "2x-rtx-3090", "--", "llama-server", "-m", gemma_path, "-c", "512", "--device", names)
+    flat = " ".join(out.split())
+    assert code == 1
+    assert "There are no devices CUDA2, CUDA3, CUDA4, CUDA5, CUDA6 and 1993 more on 2 x RTX 3090 24 GB; there is: CUDA0, CUDA1." in flat
+    assert "Named twice: the device CUDA0." in flat
+    assert len(out) < 5000
+
+
+def test_many_unknown_keys_are_told_quickly(tmp_path):
+    path = tmp_path / "many.toml"
+    path.write_text('[engine]\nname = "llama.cpp"\n' + "".join(f"k{n} = 1\n" for n in range(20_000)))
+    started = time.perf_counter()
+    code, _, err = run("validate", path)
+    assert code == 2
+    assert err.count("error: ") <= 60
+    assert time.perf_counter() - started < 5
+
+
+def test_ways_out_that_two_rules_share_are_shown_once(gemma_path):
+    machine = {"name": "box", "host_pool": "unified", "pools": [{"name": "unified", "total_bytes": 1 << 30, "free_bytes": 850 << 20}],
+               "devices": [{"name": "Metal", "kind": "metal", "pool": "unified", "integrated": True}]}  # fmt: skip
+    report = validate(["llama-server", "-m", str(gemma_path), "-c", "65536", "-ngl", "99", "-fit", "off"], machine=machine)
+    text = plain(render(report))
+    assert "x memory-budget/pools" in text
+    assert "x unified-memory/free-versus-total" in text
+    assert text.count("  try      the same as under memory-budget/pools") == 1

@@ -18,7 +18,7 @@ import pytest
 
 from residency.errors import InputError, LaunchVetoed
 from residency.hooks.embedded import guarded, llama_cpp_argv, xllamacpp_argv
-from residency.hooks.run import judge_until, waits_help
+from residency.hooks.run import judge_until, start, waits_help
 
 from plugin_writer import RULE, distribution  # isort: skip
 
@@ -253,3 +253,12 @@ def test_knobs_that_would_not_reach_the_engine_are_refused(engine, gemma_path, t
 def test_a_dry_run_prints_a_command_that_can_be_copied(engine, gemma_path):
     done = run("--dry-run", "--", engine, "-m", gemma_path, "-c", "4096", "-a", "my model")
     assert f"would start {engine} -m {gemma_path} -c 4096 -a 'my model'" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "said"), [("echo hi\n", "needs a first line that names its interpreter"), ("#!/no/such\n", "the interpreter or loader it names is missing")])
+def test_why_a_file_could_not_be_started(tmp_path, capsys, text, said):
+    path = tmp_path / "engine"
+    path.write_text(text)
+    path.chmod(0o755)
+    assert start(str(path), [str(path)], {}) == 2
+    assert said in capsys.readouterr().err

@@ -57,7 +57,10 @@ def read(path: str) -> Checkpoint:
     A hit costs one ``os.stat`` per file of the model. Raises what :func:`read_checkpoint` raises.
     """
     path = os.fspath(path)
-    key = f"{os.path.realpath(path)}\n{path}"
+    try:
+        key = f"{os.path.realpath(path)}\n{path}"
+    except OSError:  # the working directory is gone
+        key = path
     held = _cache.get(key)
     if held is not None and all(_signature(name) == signature for name, signature in held[0]):
         return held[1]

@@ -6,6 +6,7 @@ What is judged is what is passed: the argv and the environment are not touched i
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -66,5 +67,10 @@ def start(path: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         os.execve(path, list(argv), dict(environ))  # noqa: S606 - starting the engine without a shell is the purpose
     except OSError as error:
-        sys.stderr.write(f"residency: {path} could not be started: {error.strerror}\n")
+        reason = error.strerror
+        if error.errno == errno.ENOEXEC:
+            reason = "it is no program, and a script needs a first line that names its interpreter (#!/bin/sh)"
+        elif error.errno == errno.ENOENT and os.path.exists(path):  # noqa: PTH110 - argv is text
+            reason = "the interpreter or loader it names is missing"
+        sys.stderr.write(f"residency: {path} could not be started: {reason}\n")
     return int(Exit.UNREADABLE)

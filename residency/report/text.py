@@ -8,6 +8,7 @@ plugins passes through :func:`residency.text.clean` first.
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from residency.budget import Purpose
@@ -74,9 +75,9 @@ def _place(finding: Finding) -> str:
         return ""
     name = finding.knob.removeprefix("option:")
     if finding.where is None or finding.where.source == "default":
-        return f"{name} not set" if finding.value is None else f"{name} = {show_value(finding.value)}"
+        return f"{name} not set" if finding.value is None else f"{name} = {shorten(show_value(finding.value), 120)}"
     typed = f"{clean(str(finding.where))}  "
-    return f"{typed}{name}" if finding.value is None else f"{typed}{name} = {show_value(finding.value)}"
+    return f"{typed}{name}" if finding.value is None else f"{typed}{name} = {shorten(show_value(finding.value), 120)}"
 
 
 def _wrapped(text: str, indent: str = "  ") -> Iterator[Line]:
@@ -126,7 +127,7 @@ def _purposes(found: PoolSum) -> str:
     sums: dict[str, int] = {}
     for a in found.allocations:
         shown = a.likely_bytes if a.backing != "mapped" else a.at_most_bytes
-        label = str(a.purpose) if a.backing != "mapped" else f"{a.purpose} (file cache)"
+        label = str(a.purpose) if a.backing != "mapped" else f"{a.purpose} (file cache, not counted)"
         sums[label] = sums.get(label, 0) + shown
     order = sorted(sums, key=lambda k: (_ORDER.index(k.split(" ")[0]), k))
     return "   ".join(f"{k} {size(sums[k])}" for k in order if sums[k])
@@ -147,7 +148,8 @@ def show_pool(found: PoolSum, report: Report) -> Iterator[Line]:
         filled = _BAR if over else round(share * _BAR)
         bar = "#" * filled + (">" if over else "." * (_BAR - filled))
         style = "red" if over else "green"
-        yield [(f"{name:<14} {size(usable):>11} free   |", ""), (bar, style), (f"|  {size(found.likely_bytes)}", "")]
+        word = "free  " if usable == found.pool.free_bytes else "usable"
+        yield [(f"{name:<14} {size(usable):>11} {word} |", ""), (bar, style), (f"|  {size(found.likely_bytes)}", "")]
     for line in _wrapped(_purposes(found), "  "):
         yield [(line[0][0], "dim")]
 
@@ -170,10 +172,17 @@ def render(report: Report, *, verbose: bool = False, budget: bool | None = None)
         lines.append([(f"  engine version not given: judged as {clean(report.engine.label)}, {clean(report.launch.version_reason or 'the newest known')}", "dim")])
     rank = {Outcome.CANNOT_TELL: 0, Outcome.VETO: 1, Outcome.WARN: 2}
     # A refusal that names a missing capability says why; it comes before those that say how much.
+    told: dict[str, str] = {}  # ways out already shown, and the rule they stand under
     for finding in sorted(shown, key=lambda f: (rank[f.outcome], f.missing is None)):
         if not report.allowed:
             lines.append([])
-        lines.extend(show_finding(finding))
+        ways = repr(finding.fixes)
+        if len(finding.fixes) > 1 and ways in told:
+            lines.extend(show_finding(replace(finding, fixes=())))
+            lines.append([("  try      ", "dim"), (f"the same as under {told[ways]}", "")])
+        else:
+            lines.extend(show_finding(finding))
+        told.setdefault(ways, clean(finding.rule))
     if verbose:
         lines.append([])
         for finding in report.with_outcome(Outcome.APPROVE, Outcome.NOT_APPLICABLE):

@@ -13,6 +13,7 @@ Fix: name one of the devices listed in the message, or let the engine choose.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from residency.rules import Finding, Rule, Way
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 rule = Rule(id="devices/exist")
 
 
+def _some(names: list[str], one: str, many: str) -> str:
+    shown = ", ".join(names[:5])
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{one if len(names) == 1 else many} {shown}{more}"
+
+
 @rule.check
 def check(facts: Facts) -> list[Finding] | Finding:
     """Look every named device up in the machine."""
@@ -31,13 +38,14 @@ def check(facts: Facts) -> list[Finding] | Finding:
     findings: list[Finding] = []
     ids = launch.get("device.ids") or []
     remote = bool(launch.options.get("rpc"))
-    for name in dict.fromkeys(ids):
-        if machine.device(name) is None and not (remote and name.casefold().startswith("rpc")):
-            near = [d.name for d in machine.accelerators]
-            ways = tuple(Way(knob="device.ids", value=[other]) for other in near[:2])
-            findings.append(rule.veto(f"There is no device {name} on {machine.name}; there is: {listed}.", knob="device.ids", ways=ways))
-        elif sum(other.casefold() == name.casefold() for other in ids) > 1:
-            findings.append(rule.veto(f"The device {name} is named twice.", knob="device.ids"))
+    counts = Counter(name.casefold() for name in ids)
+    once = {name.casefold(): name for name in ids}
+    missing = [name for name in once.values() if machine.device(name) is None and not (remote and name.casefold().startswith("rpc"))]
+    if missing:
+        ways = tuple(Way(knob="device.ids", value=[other.name]) for other in machine.accelerators[:2])
+        findings.append(rule.veto(f"There {_some(missing, 'is no device', 'are no devices')} on {machine.name}; there is: {listed}.", knob="device.ids", ways=ways))
+    if twice := [name for folded, name in once.items() if counts[folded] > 1 and name not in missing]:
+        findings.append(rule.veto(f"{_some(twice, 'Named twice: the device', 'Named twice: the devices')}.", knob="device.ids"))
     kind = launch.get("device.kind")
     if kind not in (None, "auto", "cpu") and all(d.kind != kind for d in machine.devices):
         why = "".join(f" {fact[:1].upper()}{fact[1:]}." for fact in machine.facts)

@@ -53,7 +53,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
                     pool=found.pool.name, need_bytes=found.certain_bytes, have_bytes=usable,
                 )
             )  # fmt: skip
-        elif held > total * NOTABLE:
+        elif held > total * NOTABLE and (found.pool.name != facts.machine.host_pool.name or _who(found, facts)):  # the system itself lives in shared memory
             findings.append(
                 rule.warn(f"{found.pool.name}: {size(held)} of {size(total)} are held before the launch{_who(found, facts)}.", pool=found.pool.name, have_bytes=usable)
             )

@@ -90,8 +90,8 @@ def _refusal(found: PoolSum, facts: Facts, usable: int, limit: int, number: str)
     free = "free" if found.pool.free_bytes is not None else "in all (how much of it is free is unknown)"
     kept = f", {size(usable - limit)} of it kept as the policy's margin" if limit < usable else ""
     ceiling = ""
-    if found.pool.ceiling_bytes is not None and found.pool.free_bytes is not None and usable < found.pool.free_bytes:
-        ceiling = f" (usable ceiling {size(found.pool.ceiling_bytes)} of {size(found.pool.total_bytes)})"
+    if found.pool.ceiling_bytes is not None and usable < (found.pool.free_bytes or found.pool.total_bytes or 0) - found.pool.reserved_bytes:
+        free, ceiling = "usable", f" (the device may take {size(found.pool.ceiling_bytes)} of the {size(found.pool.total_bytes)})"
     what = failing.name if failing.pieces == 1 else f"{failing.name} ({failing.pieces} pieces)"
     amount = getattr(failing, f"{number}_bytes")
     before = f"with {size(committed)} already taken" if committed else "as the first allocation"
