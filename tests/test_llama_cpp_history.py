@@ -395,6 +395,61 @@ def test_quantised_values_without_flash_attention_offer_flash_attention_first(ju
     assert [(f.knob, f.value, f.verified) for f in veto.fixes] == [("context.flash_attention", "on", True), ("kv.value_type", "f16", True)]
 
 
+def offered(report, rule="memory-budget/pools"):
+    """The fixes of the first veto of a rule, by knob."""
+    veto = next(f for f in report.findings if f.rule == rule and str(f.outcome) == "veto")
+    return [(f.knob, f.value, f.verified) for f in veto.fixes]
+
+
+def test_a_card_left_out_is_offered(judged):
+    cards = {"cards": [[f"CUDA{i}", "cuda", "NVIDIA GeForce RTX 4090", "8.9", 4096, 4000] for i in range(2)], "host": [65536, 60000]}
+
+    def judge(*flags):
+        return judged(DENSE, "-np", "1", "-c", "4096", "-ngl", "99", "--fit", "off", *flags, machine=cards)
+
+    assert judge().verdict == "allow"
+    assert offered(judge("-ts", "0,1"))[0] == ("layers.ratio", [1, 1], True)
+    assert offered(judge("-ts", "1"))[0] == ("layers.ratio", [1, 1], True)
+    assert offered(judge("-sm", "none", "-mg", "1"))[0] == ("layers.split", "layer", True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "knob"),
+    [
+        (("-cmoe",), "no-experts", "experts.on_host"),
+        (("-ncmoe", "3"), "no-experts", "experts.on_host"),
+        (("-ub", "4096"), "micro-batch-over-batch", "context.micro_batch"),
+        (("-ub", "512", "-b", "256"), "micro-batch-over-batch", "context.micro_batch"),
+        (("--swa-full",), "no-window", "context.full_window"),
+        (("-sm", "row"), "split-of-one", "layers.split"),
+    ],
+)
+def test_settings_that_move_nothing_are_named(flags, code, knob, judged):
+    report = judged(DENSE, "-c", "4096", *flags)
+    assert code in codes(report)
+    assert [f.knob for f in report.findings if f.rule == "settings/inert" and str(f.outcome) == "warn"] == [knob]
+
+
+def test_settings_that_do_something_are_not_called_inert(judged):
+    assert not codes(judged(MOE, "-c", "4096", "-ngl", "99", "-cmoe", "-ub", "2048")) & {"no-experts", "micro-batch-over-batch"}
+    assert not codes(judged(DENSE, "-c", "4096", "-ncmoe", "0", "-b", "4096", "-ub", "4096", "-sm", "layer")) & {"no-experts", "micro-batch-over-batch", "split-of-one"}
+    assert "split-of-one" not in codes(judged(DENSE, "-c", "4096", "-sm", "row", engine="llama.cpp@b6500", machine=TWO))
+    assert "no-window" not in codes(judged(published.DATA["models"]["command-r7b"], "-c", "4096", "-ngl", "99", "--swa-full"))
+
+
+def test_no_context_too_short_to_be_meant_is_offered(judged):
+    """With 8 GiB of cache at 65536 tokens the card holds the model and a cache of fewer than 4096 tokens, 512 MiB."""
+    room = compute(judged(DENSE, "-c", "1024", "-np", "1")) + sum(
+        a.likely_bytes for a in judged(DENSE, "-c", "1024", "-np", "1").budget.allocations if a.pool == "CUDA0" and str(a.purpose) != "compute"
+    )
+    card = {"cards": [["CUDA0", "cuda", "NVIDIA GeForce RTX 4090", "8.9", 24080, room / MIB + 150]], "host": [65536, 60000]}
+    flags = ("-np", "1", "-ngl", "99", "--fit", "off")
+    assert judged(DENSE, "-c", "1024", *flags, machine=card).verdict == "allow"
+    assert "context.length" not in [knob for knob, _, _ in offered(judged(DENSE, "-c", "65536", *flags, machine=card))]
+    (short,) = [value for knob, value, _ in offered(judged(DENSE, "-c", "4096", *flags, machine=card)) if knob == "context.length"]
+    assert 1024 <= short < 4096
+
+
 def test_page_locked_memory_the_host_will_hardly_give(judged):
     flags = ("-c", "2048", "-ngl", "99", "-cmoe", "--load-mode", "none")
     needed = 6 * (2 * 4096 * 1536 * 128 * 110 // 256 + 4096 * 1536 * 128 * 144 // 256) / MIB

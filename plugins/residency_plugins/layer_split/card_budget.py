@@ -69,5 +69,8 @@ def _ways(facts: Facts, sums: tuple[PoolSum, ...], room: dict[str, int | None]) 
     shares = [100 * space / sum(spaces) for space in spaces]
     short = min(range(len(spaces)), key=lambda i: spaces[i])
     parts = (1.0, 0.75, 0.5)  # of its space for the shortest card: whole layers do not divide evenly
-    ratios = ([round(share * part if i == short else share) for i, share in enumerate(shares)] for part in parts)
-    return tuple(Way(knob="layers.ratio", value=ratio) for ratio in ratios)
+    ratios = [[round(share * part if i == short else share) for i, share in enumerate(shares)] for part in parts]
+    total = sum(a.likely_bytes for s in sums for a in s.allocations if a.purpose in moved)
+    # The first follows the spaces themselves; the others load the larger cards more, which may be more than they hold.
+    fitting = [r for n, r in enumerate(ratios) if not n or all(total * part <= space * sum(r) for part, space in zip(r, spaces, strict=True))]
+    return tuple(Way(knob="layers.ratio", value=ratio) for ratio in fitting)

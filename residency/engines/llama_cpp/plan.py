@@ -15,6 +15,7 @@ from residency.ways import Way
 
 from . import history, soundness
 from .companions import companions
+from .context import pad
 from .fit import adjust, enabled, margins
 from .hparams import ENGINE_ARCHITECTURES, derived
 from .layout import granted, lay_out
@@ -82,7 +83,7 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
         allocations=tuple(rows),
         remarks=(*remarks, *layout.remarks),
         unknowns=(*layout.unknowns, *untold),
-        ways=ways(model, layout, devices, rows, machine),
+        ways=ways(model, settings, layout, devices, rows, machine),
         facts={"context": layout.resolved.n_ctx, "pipeline_copies_bytes": copies, **{k: v for k, v in layout.facts.items() if isinstance(v, (int, str, bool))}},
     )
 
@@ -226,7 +227,11 @@ def _host_rows(layout: Layout, pool: str) -> list[Allocation]:
     return rows
 
 
-def ways(model: Checkpoint, layout: Layout, devices: tuple[Device, ...], rows: Sequence[Allocation], machine: Machine) -> tuple[Way, ...]:
+#: Tokens below which a shorter context is no way out: a launch with less is seldom what was meant.
+SHORTEST = 4096
+
+
+def ways(model: Checkpoint, settings: Settings, layout: Layout, devices: tuple[Device, ...], rows: Sequence[Allocation], machine: Machine) -> tuple[Way, ...]:
     """Return what can help in this engine, most useful first; the core tries each before it is offered.
 
     A knob is left out when all it moves is less than what is missing.
@@ -238,9 +243,10 @@ def ways(model: Checkpoint, layout: Layout, devices: tuple[Device, ...], rows: S
 
     context = layout.resolved.n_ctx
     layers = model.integer("block_count") + 1
-    found = []
+    found = _spreading(settings)
     if enough(Purpose.KV, Purpose.COMPUTE, Purpose.DRAFT):
-        found.append(Way(knob="context.length", value=context - 256, low=256, step=256))
+        shortest = pad(min(SHORTEST, model.integer("context_length") or SHORTEST), 256)
+        found.append(Way(knob="context.length", value=context - 256, low=shortest if context > shortest else 256, step=256))
     if devices:
         if model.integer("expert_count") and enough(Purpose.EXPERTS):  # the attention stays on the device: faster than whole layers less
             found.append(Way(knob="experts.on_host", value=layers - 1, low=1, prefer="smallest", note="slower"))
@@ -254,6 +260,21 @@ def ways(model: Checkpoint, layout: Layout, devices: tuple[Device, ...], rows: S
     if layout.host_weights.backing != "mapped" and layout.host_weights.bytes:
         found.append(Way(knob="memory.load", value="mmap", note="weights stay in the file and are read as they are needed"))
     return tuple(found)
+
+
+def _spreading(settings: Settings) -> list[Way]:
+    """Return the ways to use cards the launch leaves out."""
+    count = len(settings.devices)
+    if count < 2:
+        return []
+    if settings.split_mode == "none":
+        return [Way(knob="layers.split", value="layer")]
+    shares = [*settings.tensor_split[:count], *[0.0] * (count - len(settings.tensor_split))]
+    if not any(shares) or all(shares):  # none given: by what is free
+        return []
+    even = Way(knob="layers.ratio", value=[1] * count)
+    alike = len({d.free_bytes for d in settings.devices}) == 1
+    return [even] if alike else [even, Way(knob="layers.ratio", value=None, note="by what is free on each card")]
 
 
 def _shortage(rows: Sequence[Allocation], machine: Machine) -> tuple[dict[str, int], dict[str, dict[Purpose, int]]]:

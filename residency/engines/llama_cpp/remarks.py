@@ -6,6 +6,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from residency.budget import Remark
+from residency.checkpoint.model import Role
 from residency.engines.base import version_in
 from residency.text import clean, shorten
 from residency.units import size
@@ -52,6 +53,7 @@ def remarks(
     yield from _locked(launch, machine, layout)
     yield from _buffer_owner(settings, layout)
     yield from _older_copies(launch, settings, layout)
+    yield from _without_effect(launch, model, settings)
     if settings.graph_of_fork and settings.split_mode == "tensor":
         text = "split mode graph is laid out like llama.cpp's split mode tensor; no log of it was compared"
         yield Remark(kind="unverified", code="graph-split", knob="layers.split", value="graph", message=text)
@@ -116,6 +118,21 @@ def _no_device(launch: Launch, settings: Settings) -> Iterator[Remark]:
     elif isinstance(launch.get("layers.on_device"), int) and launch.get("layers.on_device") > 0:
         text = "layers are to be offloaded, and the engine sees no device to offload them to: everything runs on the CPU"
         yield Remark(kind="inert", code="no-device", knob="layers.on_device", value=launch.get("layers.on_device"), message=text)
+
+
+def _without_effect(launch: Launch, model: Checkpoint, settings: Settings) -> Iterator[Remark]:
+    """Settings the engine takes and that move nothing with this model or these devices."""
+    on_host, micro = launch.get("experts.on_host"), launch.get("context.micro_batch")
+    if on_host and not any(t.role is Role.EXPERT for t in model.tensors):
+        yield Remark(kind="inert", code="no-experts", knob="experts.on_host", value=on_host, message="the model has no experts, so none stay in host memory")
+    if settings.split_mode == "row" and len(settings.devices) == 1:
+        text = f"split mode row spreads a model over several devices, and the engine sees one, {settings.devices[0].name}"
+        yield Remark(kind="inert", code="split-of-one", knob="layers.split", value="row", message=text)
+    if isinstance(micro, int) and micro > settings.n_batch:
+        text = f"a micro-batch of {micro} is more than the batch of {settings.n_batch}, and the engine lowers it to that"
+        yield Remark(kind="inert", code="micro-batch-over-batch", knob="context.micro_batch", value=micro, message=text)
+    if launch.get("context.full_window") and not any(hyper_parameters(model).windowed):
+        yield Remark(kind="inert", code="no-window", knob="context.full_window", value=True, message="the model has no sliding window that could be kept whole")
 
 
 def _trained_context(launch: Launch, model: Checkpoint, layout: Layout) -> Iterator[Remark]:
