@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse: --help, --version, usage
         return stop.code if isinstance(stop.code, int) else int(Exit.UNREADABLE)
     except InputError as error:
-        return _say_problems(error, as_json=getattr(options, "format", "text") == "json")
+        return _say_problems(error, form=getattr(options, "format", "text"))
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             return _internal(error)
@@ -193,21 +193,19 @@ def _warn(text: str) -> None:
 _MOST_PROBLEMS = 50
 
 
-def _say_problems(error: InputError, *, as_json: bool = False) -> int:
+def _say_problems(error: InputError, *, form: str = "text") -> int:
     from residency.text import clean, shorten
 
     for problem in error.problems[:_MOST_PROBLEMS]:
         _warn("error: " + "\n".join(clean(shorten(line, 2000), keep="\t") for line in str(problem).split("\n")))
     if len(error.problems) > _MOST_PROBLEMS:
         _warn(f"error: and {len(error.problems) - _MOST_PROBLEMS} more of the same input")
-    if as_json:
-        import json
+    if form != "text":
+        from residency.report.formats import problems_in
 
-        rows = [
-            {"message": p.message, "hint": p.hint, "where": p.where.to_dict() if p.where is not None else None}
-            for p in error.problems[:_MOST_PROBLEMS]
-        ]
-        _print(json.dumps({"schema": "residency.error/1", "exit_code": int(Exit.UNREADABLE), "problems": rows}, indent=2))
+        document = problems_in(form, error.problems[:_MOST_PROBLEMS], int(Exit.UNREADABLE))
+        if document is not None:
+            _print(document)
     return int(Exit.UNREADABLE)
 
 

@@ -485,3 +485,17 @@ def test_ways_out_that_two_rules_share_are_shown_once(gemma_path):
     assert "x memory-budget/pools" in text
     assert "x unified-memory/free-versus-total" in text
     assert text.count("  try      the same as under memory-budget/pools") == 1
+
+
+def test_input_errors_in_every_format_for_machines(tmp_path):
+    path = tmp_path / "a,b.toml"
+    path.write_text('[engine]\nname = "llama.cpp"\n[model]\npath = "x.gguf"\n[context]\nlenght = 5\n')
+    documents = {form: run("validate", "--format", form, path)[:2] for form in ("json", "sarif", "github", "junit")}
+    assert {code for code, _ in documents.values()} == {2}
+    problem = json.loads(documents["json"][1])["problems"][0]
+    assert (problem["where"]["line"], problem["hint"]) == (6, "did you mean context.length?")
+    sarif = json.loads(documents["sarif"][1])["runs"][0]
+    assert sarif["invocations"] == [{"executionSuccessful": False, "exitCode": 2}]
+    assert sarif["results"][0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 6, "startColumn": 1}
+    assert documents["github"][1].startswith(f"::error file={str(path).replace(',', '%2C')},line=6,col=1,title=residency/input::")
+    assert '<testcase classname="residency" name="residency/input"><error>' in documents["junit"][1]

@@ -11,7 +11,9 @@ from residency.text import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from residency.errors import Problem
     from residency.rules.finding import Finding
+    from residency.where import Where
 
     from .model import Report
 
@@ -52,16 +54,23 @@ def to_sarif(reports: Sequence[Report]) -> str:
         for finding in _shown(report):
             rules[finding.rule] = {"id": finding.rule}
             result: dict[str, Any] = {"ruleId": finding.rule, "level": _level(finding), "message": {"text": _advice(finding)}}
-            where = finding.where
-            if where is not None and where.file is not None:
-                region = {"startLine": where.line or 1, "startColumn": where.column or 1}
-                result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": where.file}, "region": region}}]
-            results.append(result)
+            results.append(result | _sarif_place(finding.where))
+    return _sarif(results, list(rules.values()), worst(reports))
+
+
+def _sarif(results: list[dict[str, Any]], rules: list[dict[str, str]], code: int) -> str:
     from residency import __version__
 
-    driver = {"name": "residency", "version": __version__, "rules": list(rules.values())}
-    run = {"tool": {"driver": driver}, "results": results, "invocations": [{"executionSuccessful": worst(reports) < 3, "exitCode": worst(reports)}]}
+    driver = {"name": "residency", "version": __version__, "rules": rules}
+    run = {"tool": {"driver": driver}, "results": results, "invocations": [{"executionSuccessful": code < 2, "exitCode": code}]}
     return json.dumps({"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _sarif_place(where: Where | None) -> dict[str, Any]:
+    if where is None or where.file is None:
+        return {}
+    region = {"startLine": where.line or 1, "startColumn": where.column or 1}
+    return {"locations": [{"physicalLocation": {"artifactLocation": {"uri": where.file}, "region": region}}]}
 
 
 def _escape(text: str, *, value: bool = False) -> str:
@@ -74,14 +83,16 @@ def to_github(reports: Sequence[Report]) -> str:
     """Return workflow commands, one line per finding."""
     lines = []
     for report in reports:
-        for finding in _shown(report):
-            where = finding.where
-            place = ""
-            if where is not None and where.file is not None:
-                place = f"file={_escape(where.file, value=True)},line={where.line or 1},col={where.column or 1},"
-            lines.append(f"::{_level(finding)} {place}title={_escape(finding.rule, value=True)}::{_escape(clean(_advice(finding)))}")
+        lines += [_github(_level(f), f.where, f.rule, _advice(f)) for f in _shown(report)]
         lines.append(f"residency: {report.verdict}: {clean(report.launch.name)}")
     return "\n".join(lines)
+
+
+def _github(level: str, where: Where | None, title: str, text: str) -> str:
+    place = ""
+    if where is not None and where.file is not None:
+        place = f"file={_escape(where.file, value=True)},line={where.line or 1},col={where.column or 1},"
+    return f"::{level} {place}title={_escape(title, value=True)}::{_escape(clean(text))}"
 
 
 def to_junit(reports: Sequence[Report]) -> str:
@@ -115,6 +126,31 @@ def to_junit(reports: Sequence[Report]) -> str:
             + "</testsuite>"
         )
     return '<?xml version="1.0" encoding="utf-8"?>\n<testsuites>' + "".join(suites) + "</testsuites>"
+
+
+#: What an input that cannot be read stands under where a report names rules.
+_INPUT = "residency/input"
+
+
+def problems_in(form: str, problems: Sequence[Problem], code: int) -> str | None:
+    """Return what is wrong with the input in a format for machines; None where the format has no such document."""
+    if form == "json":
+        rows = [{"message": p.message, "hint": p.hint, "where": p.where.to_dict() if p.where is not None else None} for p in problems]
+        return json.dumps({"schema": "residency.error/1", "exit_code": code, "problems": rows}, indent=2)
+    told = [(p, f"{p.message} ({p.hint})" if p.hint else p.message) for p in problems]
+    if form == "sarif":
+        return _sarif([{"ruleId": _INPUT, "level": "error", "message": {"text": clean(text)}} | _sarif_place(p.where) for p, text in told], [{"id": _INPUT}], code)
+    if form == "github":
+        return "\n".join(_github("error", p.where, _INPUT, text) for p, text in told)
+    if form == "junit":
+        from xml.sax.saxutils import escape
+
+        errors = "".join(f"<error>{escape(clean(text))}</error>" for _, text in told)
+        return (
+            f'<?xml version="1.0" encoding="utf-8"?>\n<testsuites><testsuite name="residency" tests="1" failures="0" errors="{len(told)}">'
+            f'<testcase classname="residency" name="{_INPUT}">{errors}</testcase></testsuite></testsuites>'
+        )
+    return None
 
 
 FORMATS = {"json": to_json, "sarif": to_sarif, "github": to_github, "junit": to_junit}
