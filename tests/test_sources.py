@@ -145,3 +145,179 @@ def test_aliases_that_double_at_every_level_do_not_hang(tmp_path):
     path.write_text("a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)))
     with pytest.raises(InputError, match="too many nodes"):
         prepare_all(str(path), Inputs(machine="rtx-3090"))
+
+
+@pytest.fixture
+def judge(tmp_path, gemma_path):
+    """Write a file, with GEMMA and HERE put in, and return exit code, report and problems of judging it."""
+
+    def judged(name, text):
+        path = tmp_path / name
+        path.write_text(text.replace("GEMMA", gemma_path).replace("HERE", str(tmp_path)))
+        code, out, err = run("validate", "--machine", "rtx-3090", path)
+        assert "Traceback" not in err
+        return code, out, err.replace(str(tmp_path), "HERE")
+
+    return judged
+
+
+HUGE = "200000000"  # tokens of context: far over 24 GiB with this model, and 512 far below
+POD = "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: c\n    command: [llama-server]\n    args: [-m, GEMMA]\n"
+
+
+def test_systemd_environment_files_win_over_environment(judge, tmp_path):
+    unit = "[Service]\nEnvironmentFile=HERE/e\nEnvironment=LLAMA_ARG_CTX_SIZE=512\nExecStart=/usr/bin/llama-server -m GEMMA\n"
+    (tmp_path / "e").write_text(f"# comment\n\n; another\n LLAMA_ARG_CTX_SIZE='{HUGE}'  \n")
+    code, out, _ = judge("a.service", unit)
+    assert code == 1
+    assert f"{tmp_path}/e:4:2" in out
+    (tmp_path / "e").write_text("LLAMA_ARG_CTX_SIZE=512\n")
+    assert judge("a.service", unit.replace("=512", f"={HUGE}"))[0] == 0
+    (tmp_path / "e").write_text('LLAMA_ARG_CTX_SIZE="512\n')
+    assert judge("a.service", unit)[::2] == (2, "error: HERE/a.service:2:17: EnvironmentFile HERE/e: LLAMA_ARG_CTX_SIZE: the quote is not closed on its line\n")
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "said"),
+    [
+        ("EnvironmentFile=HERE/nosuch", 2, "a.service:2:17: EnvironmentFile HERE/nosuch: no such file"),
+        ("EnvironmentFile=-HERE/nosuch", 0, ""),
+        ("EnvironmentFile=HERE/fifo", 2, "a.service:2:17: EnvironmentFile HERE/fifo: is a pipe, not a text file"),
+        ("EnvironmentFile=/dev/zero", 2, "a.service:2:17: EnvironmentFile /dev/zero: is a device, not a text file"),
+        ("EnvironmentFile=-/etc/%i.env", 2, "a.service:2:17: EnvironmentFile /etc/%i.env cannot be followed"),
+        ("PassEnvironment=LANG LLAMA_ARG_CTX_SIZE", 2, "a.service:2:17: PassEnvironment takes LLAMA_ARG_CTX_SIZE from the service manager"),
+        (f"Environment=LLAMA_ARG_CTX_SIZE={HUGE}\nUnsetEnvironment=LLAMA_ARG_CTX_SIZE", 0, ""),
+        ("MemoryMax=1%", 2, "a.service:2:11: MemoryMax=1% is a share of a machine that the unit does not name"),
+        ("MemoryMax=1M", 1, ""),
+        ("MemoryMax=1M\nMemoryMax=infinity", 0, ""),
+        ("MemoryMax=" + "9" * 5000, 2, "is not a memory limit"),
+    ],
+)
+def test_systemd_settings(entry, code, said, judge, tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "fifo")
+    context = "" if "CTX" in entry else "-c 512 "
+    found = judge("a.service", f"[Service]\n{entry}\nExecStart=/usr/bin/llama-server -m GEMMA {context}-np 1\n")
+    assert found[0] == code, found
+    assert said in found[2]
+
+
+def unit_argv(tmp_path, start, environment="Environment=CTX=512 'ARGS=-c 4096 --alias \"a b\"'"):
+    path = tmp_path / "x.service"
+    path.write_text(f"[Service]\n{environment}\nExecStart={start}\n")
+    return read(path).commands[0].argv
+
+
+@pytest.mark.parametrize(
+    ("start", "argv"),
+    [
+        ("llama-server $ARGS", ("llama-server", "-c", "4096", "--alias", "a b")),
+        ("llama-server -a x${ARGS}", ("llama-server", "-a", 'x-c 4096 --alias "a b"')),
+        ("llama-server -c ${CTX} -a $$CTX", ("llama-server", "-c", "512", "-a", "$CTX")),
+        (":llama-server -a ${CTX}", ("llama-server", "-a", "${CTX}")),
+        ("-@/bin/llama-server chat -c 1", ("/bin/llama-server", "-c", "1")),
+        ("!!/bin/llama-server -c 1", ("/bin/llama-server", "-c", "1")),
+        ("+-/bin/sh -ec 'A=1 exec llama-server -c $CTX'", ("llama-server", "-c", "512")),
+        ("/usr/bin/env A=1 bash -o pipefail -c 'llama-server -a \"x; y\"'", ("llama-server", "-a", "x; y")),
+    ],
+)
+def test_systemd_words(start, argv, tmp_path):
+    assert unit_argv(tmp_path, start) == argv
+
+
+def test_an_undefined_variable_is_told_and_one_of_another_program_is_not(tmp_path):
+    with pytest.raises(InputError, match=r"x.service:3:\d+: the variable NONE is not defined in this unit or its environment files"):
+        unit_argv(tmp_path, "llama-server $NONE")
+    assert unit_argv(tmp_path, "/bin/echo $NONE\nExecStart=llama-server") == ("llama-server",)
+
+
+@pytest.mark.parametrize("text", ["cd /x && llama-server", "llama-server | tee log", "/bin/llama-server -m $(cat x)", "a; llama-server", "llama-server -c $UNSEEN", "llama-server &"])
+def test_a_shell_text_that_is_more_than_a_command_is_told(text, judge):
+    said = "is started by a shell's text that is more than one command of plain words"
+    code, _, err = judge("a.service", f"[Service]\nExecStart=/bin/sh -c '{text}'\nExecStart=llama-server -m GEMMA -c 512\n")
+    assert code == 2
+    assert "HERE/a.service:2:" in err
+    assert said in err
+    for name, yaml in (
+        ("k.yaml", POD.replace("[llama-server]", "[sh, -c]").replace("[-m, GEMMA]", f"['{text}']")),
+        ("c.yaml", f"services:\n  s:\n    command: [sh, -c, '{text.replace('$', '$$')}']\n"),
+        ("l.yaml", f'models:\n  m:\n    cmd: sh -c "{text}"\n'),
+    ):
+        code, _, err = judge(name, yaml)
+        assert (code, said in err) == (2, True), (name, err)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("k.yaml", POD.replace("[llama-server]", "[sh, -c]").replace("[-m, GEMMA]", "['exec llama-server -m GEMMA -c COUNT']")),
+        ("c.yaml", "services:\n  s:\n    command: sh -c 'llama-server -m GEMMA -c COUNT'\n"),
+        ("l.yaml", 'models:\n  m:\n    cmd: bash -lc "llama-server -m GEMMA -c COUNT"\n'),
+        ("i.yaml", POD.replace("containers", "initContainers").replace("GEMMA", "GEMMA, -c, 'COUNT'")),
+        ("f.yaml", "services:\n  s:\n    image: ghcr.io/ggml-org/llama.cpp:server\n    command: -m GEMMA\n    env_file: ./e\n"),
+        ("g.yaml", "services:\n  s:\n    command: llama-server -m GEMMA\n    env_file: [first, {path: HERE/e}, {path: nosuch, required: false}]\n"),
+        ("m.yaml", "x: &x {environment: {LLAMA_ARG_CTX_SIZE: COUNT}}\nservices:\n  s:\n    <<: *x\n    command: llama-server -m GEMMA\n"),
+        ("n.yaml", POD + "    envFrom: [{configMapRef: {name: x}}]\n---\nkind: ConfigMap\nmetadata: {name: x}\ndata: {LLAMA_ARG_CTX_SIZE: 'COUNT'}\n"),
+    ],
+)
+def test_what_a_shell_an_init_container_or_a_file_says_is_judged(name, text, judge, tmp_path):
+    (tmp_path / "first").write_text("LLAMA_ARG_CTX_SIZE=777\n")
+    for count, code in ((HUGE, 1), ("512", 0)):
+        (tmp_path / "e").write_text(f'export LLAMA_ARG_CTX_SIZE="{count}" # tokens\n')
+        found = judge(name, text.replace("COUNT", count))
+        assert found[0] == code, found
+
+
+def test_compose_environment_wins_over_env_file(judge, tmp_path):
+    (tmp_path / "e").write_text(f"LLAMA_ARG_CTX_SIZE={HUGE}\n")
+    assert judge("c.yaml", "services:\n  s:\n    command: llama-server -m GEMMA\n    env_file: e\n    environment: {LLAMA_ARG_CTX_SIZE: 512}\n")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("services:\n  s:\n    command: llama-server -m GEMMA\n    env_file: nosuch\n", "4:15: env_file HERE/nosuch: no such file"),
+        (POD + "    envFrom: [{configMapRef: {name: big}}]\n", "8:15: envFrom takes variables from configMap big, which cannot be read here"),
+        (POD + "    envFrom: [{secretRef: {name: s}}]\n", "8:15: envFrom takes variables from secret s, which cannot be read here"),
+        (
+            POD + "    env: [{name: LLAMA_ARG_CTX_SIZE, valueFrom: {configMapKeyRef: {name: x, key: y}}}]\n",
+            "8:11: LLAMA_ARG_CTX_SIZE comes from a configMapKey, which cannot be read here; write its value under env",
+        ),
+        (POD + "    resources: {limits: {nvidia.com/gpu: -3}}\n", "8:42: -3 is not a number of devices"),
+        (POD + "    resources: {limits: {nvidia.com/gpu: some}}\n", "8:42: some is not a number of devices"),
+        (POD + f"    resources: {{limits: {{memory: {'9' * 400}}}}}\n", "is not a memory limit"),
+        ("models:\n  a:\n    cmd: llama-server -m GEMMA\n    cmd: llama-server -m x\n", "4:5: the key cmd stands twice; the first is in line 3"),
+        ("macros: {a: '${b}', b: '${a}'}\nmodels:\n  m: {cmd: 'llama-server ${a}'}\n", "leads back to itself"),
+        ("models:\n  a: {cmd: llama-server}\ngroups:\n  g: {members: [a, a, nosuch]}\n", "4:23: the group g has the member nosuch, which is not a model of this file"),
+        ("models:\n  a: {cmd: llama-server}\ngroups:\n  g: {members: [5, [a]]}\n", "4:20: a member of the group g must be a model's name"),
+    ],
+)
+def test_what_cannot_be_seen_or_understood_is_told_with_its_place(text, said, judge):
+    code, out, err = judge("x.yaml", text)
+    assert (code, out) == (2, "")
+    assert said in err, err
+
+
+def test_a_secret_that_no_engine_reads_does_not_matter(judge):
+    assert judge("k.yaml", POD.replace("GEMMA", "GEMMA, -c, '512'") + "    env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: s, key: t}}}]\n")[0] == 0
+
+
+def test_macros_that_multiply_are_refused_at_once(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("macros:\n" + "".join(f"  m{i}: '{f'${{m{i + 1}}}' * 10}'\n" for i in range(20)) + "  m20: x\nmodels:\n  a:\n    cmd: llama-server ${m0}\n")
+    with pytest.raises(InputError, match=r"x.yaml:25:10: with its macros the command is longer than 64 KiB"):
+        read(path)
+
+
+def test_a_member_named_twice_counts_once(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("models:\n  a: {cmd: llama-server}\n  b: {cmd: llama-server}\ngroups:\n  g: {swap: false, members: [a, a, b]}\n")
+    assert read(path).groups == (("a", "b"),)
+
+
+def test_a_preset_section_that_stands_twice_is_told(tmp_path):
+    path = tmp_path / "x.ini"
+    path.write_text("[m]\nmodel = a\n[n]\nmodel = b\n [m] ; again\nc = 5\n")
+    with pytest.raises(InputError, match=r"x.ini:5:2: the section \[m\] stands twice; the engine forgets the one in line 1"):
+        read(path)

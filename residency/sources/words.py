@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from residency.engines.base import program_name
 from residency.where import Where
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 #: Words that may stand before the engine's program and start it: wrappers, shells' own words.
 _BEFORE = 16
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox")
+#: What a shell would put in place of a variable and split at white space, with nothing else happening.
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+ \t-]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
 
@@ -30,6 +34,10 @@ class Text:
         """Return the position of an index."""
         line = bisect_right(self._lines, index) - 1
         return Where(source="file", file=self.path, line=line + 1, column=index - self._lines[line] + 1, flag=flag)
+
+    def index(self, where: Where) -> int:
+        """Return the index of a position of this text."""
+        return self._lines[min((where.line or 1) - 1, len(self._lines) - 1)] + (where.column or 1) - 1
 
     def places(self, words: Sequence[str], start: int, end: int) -> list[Where]:
         """Return where each word stands between two indexes; a word that is written differently gets the start."""
@@ -53,16 +61,97 @@ def split(text: str) -> list[str]:
     return shlex.split(" ".join(line.removesuffix("\\") for line in lines))
 
 
-def unwrap(words: Sequence[str], known: Callable[[str], bool]) -> tuple[int, dict[str, str]] | None:
-    """Return where the engine's program stands behind wrappers (env, numactl, exec, ...), and what they assign."""
+class Found(NamedTuple):
+    """An engine's command behind wrappers and shells, and what these assign."""
+
+    words: list[str]
+    places: list[Where]
+    assigned: dict[str, str]
+
+
+class NotSimpleError(ValueError):
+    """A shell's text names an engine's program, and is more than one command of plain words. Has a position."""
+
+    def __init__(self, message: str, where: Where) -> None:
+        """Keep the sentence and where the shell's text stands."""
+        super().__init__(message)
+        self.where = where
+
+
+def unwrap(
+    words: Sequence[str], places: Sequence[Where], known: Callable[[str], bool], *, source: Text, end: int, environ: Mapping[str, str], depth: int = 4
+) -> Found | None:
+    """Return the engine's command behind wrappers (env, numactl, exec, ...) and ``sh -c TEXT``; None: there is none.
+
+    ``end`` is where the command ends in the source. Raises NotSimpleError.
+    """
     assigned: dict[str, str] = {}
     for index, word in enumerate(words[:_BEFORE]):
-        if known(program_name(word)):
-            return index, assigned
+        name = program_name(word)
+        if known(name):
+            return Found(list(words[index:]), list(places[index:]), assigned)
         if _ASSIGNMENT.fullmatch(word):
-            name, _, value = word.partition("=")
-            assigned[name] = value
+            variable, _, value = word.partition("=")
+            assigned[variable] = value
+        at = _script(words, index) if name in _SHELLS else None
+        if at is None:
+            continue
+        where = places[at]
+        inner = _simple(words[at], {**environ, **assigned})
+        if inner is None or depth == 0:
+            for part in (piece for text in words[at:] for piece in re.split(r"[\s;&|<>(){}'\"`$=]+", text)):
+                if part and known(program_name(part)):
+                    raise NotSimpleError(f"{part} is started by a shell's text that is more than one command of plain words; write the engine's command itself", where)
+            return None
+        found = unwrap(inner, source.places(inner, source.index(where), end), known, source=source, end=end, environ=environ, depth=depth - 1)
+        return None if found is None else found._replace(assigned={**assigned, **found.assigned})
     return None
+
+
+def _script(words: Sequence[str], shell: int) -> int | None:
+    """Return where the text of ``sh -c TEXT`` stands."""
+    command, at = False, shell + 1
+    while at < len(words) and words[at].startswith(("-", "+")):
+        option = words[at]
+        command = command or (not option.startswith("--") and "c" in option)
+        at += 2 if option in ("-o", "+o", "-O") else 1
+    return at if command and at < len(words) else None
+
+
+def _simple(text: str, environ: Mapping[str, str]) -> list[str] | None:
+    """Return the words of a shell's text when it is one command of plain words; None: it is more."""
+    out: list[str] = []
+    quote, at = "", 0
+    text = text.strip()
+    while at < len(text):
+        char = text[at]
+        if char == "\\" and quote != "'":
+            if text[at + 1 : at + 2] == "\n":
+                out.append("" if quote else " ")
+            else:
+                out.append(text[at : at + 2])
+            at += 2
+            continue
+        if quote != "'" and char == "$":
+            variable = _VARIABLE.match(text, at)
+            value = environ.get(variable[1] or variable[2]) if variable else None
+            if variable is None or value is None or not _PLAIN.fullmatch(value):
+                return None
+            out.append(value)
+            at = variable.end()
+            continue
+        if (quote != "'" and char == "`") or (not quote and (char in ";&|<>()*?[]~{}!\n" or (char == "#" and text[at - 1 : at].isspace()))):
+            return None
+        if char == quote:
+            quote = ""
+        elif not quote and char in "'\"":
+            quote = char
+        out.append(char)
+        at += 1
+    try:
+        return shlex.split("".join(out))
+    except ValueError:
+        return None
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from residency.errors import InputError, Problem
 from residency.launch.toml_file import read_text
-from residency.text import clean
+from residency.text import clean, shorten
 from residency.where import Where
 
 from . import Collection, Command, no_command
-from .words import Text, expand, split, unwrap
+from .environment import matters, read_variables
+from .words import Found, NotSimpleError, Text, expand, split, unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 #: Characters of alias expansion a document may reach; YAML aliases can double at every level.
 _MOST_NODES = 100_000
+#: Characters a command may have once its macros are put in; macros can grow tenfold at every level.
+_LONGEST_COMMAND = 64 * 1024
+#: Duplicate keys told of one file, about: a file made of nothing else is not worth more.
+_MOST_DUPLICATES = 20
 #: llama-swap gives every model a port of its own.
 _PORT = "5800"
 #: Images whose entry point is an engine's program.
@@ -33,9 +39,19 @@ class _Document:
     """One parsed file: nodes with positions, and the problems found."""
 
     def __init__(self, path: str, text: str, known: Callable[[str], bool], environ: Mapping[str, str]) -> None:
-        self.text = Text(path, text)
+        self.text, self.lines = Text(path, text), text.splitlines()
         self.path, self.known, self.environ = path, known, environ
         self.problems: list[Problem] = []
+        self.config_maps: dict[str, Node] = {}  # those that stand in the same file
+
+    def found(self, words: list[str], places: list[Where], last: Node | None, environ: Mapping[str, str]) -> Found | None:
+        """Return the engine's command in the words of a command that ends with the node ``last``."""
+        end = last.end_mark.index if last is not None else 0
+        try:
+            return unwrap(words, places, self.known, source=self.text, end=end, environ=environ)
+        except NotSimpleError as error:
+            self.problems.append(Problem(message=str(error), where=error.where))
+            return None
 
     def where(self, node: Node) -> Where:
         """Return a node's position."""
@@ -43,9 +59,8 @@ class _Document:
 
     def complain(self, node: Node, message: str) -> None:
         """Note a problem at a node."""
-        lines = self.text.text.splitlines()
         line = node.start_mark.line
-        self.problems.append(Problem(message=message, where=self.where(node), line_text=lines[line] if line < len(lines) else None))
+        self.problems.append(Problem(message=message, where=self.where(node), line_text=self.lines[line] if line < len(self.lines) else None))
 
     def words(self, node: Node, values: Mapping[str, str] | None) -> tuple[list[str], list[Where]]:
         """Return the words of a command: a text split as a shell would, or a list of texts."""
@@ -56,8 +71,6 @@ class _Document:
             places = [self.where(item) for item in node.value if isinstance(item, ScalarNode)]
             if values is not None:
                 words = [expand(w, values) for w in words]
-            if len(words) >= 3 and words[1] in ("-c", "-lc") and words[0].rsplit("/", 1)[-1] in ("sh", "bash", "ash"):
-                return self._shell(words[2], node.value[2])
             return words, places
         if isinstance(node, ScalarNode):
             text = str(node.value)
@@ -95,6 +108,11 @@ def read(path: str, *, known: Callable[[str], bool], environ: Mapping[str, str])
         raise InputError([Problem(message=f"not valid YAML: {clean(str(reason))}", where=where, line_text=line_text)]) from error
     except RecursionError as error:
         raise InputError([Problem(message="nested too deeply", where=Where(source="file", file=path))]) from error
+    _no_duplicates(roots, document)
+    for root in roots:
+        for manifest in _list(_get(root, "items")) or [root]:
+            if _text(_get(manifest, "kind")) == "ConfigMap":
+                document.config_maps[_text(_get(manifest, "metadata", "name")) or ""] = manifest
     found: Collection | None = None
     for root in roots:
         part = _read_root(root, document)
@@ -127,14 +145,50 @@ def _bounded(roots: list[Any]) -> None:
                 stack.extend(item if isinstance(item, tuple) else (item,))
 
 
+def _no_duplicates(roots: list[Any], document: _Document) -> None:
+    """Complain about keys that stand twice in one mapping: readers differ in which one they take."""
+    from yaml.nodes import MappingNode, ScalarNode
+
+    seen: set[int] = set()
+    stack = list(reversed(roots))
+    while stack and len(document.problems) < _MOST_DUPLICATES:
+        node = stack.pop()
+        if id(node) in seen or not isinstance(node.value, list):
+            continue
+        seen.add(id(node))
+        if not isinstance(node, MappingNode):
+            stack.extend(reversed(node.value))
+            continue
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                document.complain(key, f"the key {clean(name)} stands twice; the first is in line {lines[name]}")
+            lines.setdefault(name, line)
+        stack.extend(reversed([value for _, value in node.value]))
+
+
 def _items(node: Any) -> Iterator[tuple[str, Node]]:
     """Yield a mapping node's keys and values; nothing for another kind of node."""
     from yaml.nodes import MappingNode, ScalarNode
 
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            if isinstance(key, ScalarNode):
-                yield str(key.value), value
+    if not isinstance(node, MappingNode):
+        return
+    names = set()
+    merged: list[Any] = []
+    for key, value in node.value:
+        if isinstance(key, ScalarNode) and key.tag == "tag:yaml.org,2002:merge":
+            merged += _list(value) or [value]
+        elif isinstance(key, ScalarNode):
+            names.add(str(key.value))
+            yield str(key.value), value
+    for part in merged:  # "<<": what the mapping itself does not say, earlier ones first
+        for name, value in _items(part):
+            if name not in names:
+                names.add(name)
+                yield name, value
 
 
 def _get(node: Any, *path: str) -> Node | None:
@@ -178,6 +232,10 @@ def _environment(node: Any, document: _Document, values: Mapping[str, str] | Non
         places[name] = document.where(at)
 
     for name, value in _items(node):
+        if values is not None and value.tag == "tag:yaml.org,2002:null":  # compose: the caller's own, if there is one
+            if name in document.environ:
+                environ[name], places[name] = document.environ[name], document.where(value)
+            continue
         put(name, _text(value) or "", value)
     for item in _list(node):
         text = _text(item)
@@ -192,13 +250,79 @@ def _environment(node: Any, document: _Document, values: Mapping[str, str] | Non
     return environ, places
 
 
+def _compose_environment(service: Node, document: _Document, folder: str) -> tuple[dict[str, str], dict[str, Where]]:
+    """Return a service's variables: its files in their order, and its own over them."""
+    values: dict[str, str] = {}
+    places: dict[str, Where] = {}
+    given = _get(service, "env_file")
+    for item in _list(given) or ([given] if given is not None else []):
+        text = _text(item) or _text(_get(item, "path"))
+        if not text:
+            document.complain(item, "env_file takes a path, or a table with a path")
+            continue
+        path = str(PurePath(folder, expand(text, document.environ)))
+        optional = (_text(_get(item, "required")) or "true").casefold() == "false"
+        if optional and not os.path.lexists(path):
+            continue
+        try:
+            more, at = read_variables(path, host=document.environ)
+        except InputError as error:
+            for problem in error.problems:
+                document.complain(item, f"env_file {clean(path)}: {problem.message}")
+            continue
+        values.update(more)
+        places.update(at)
+    own, own_places = _environment(_get(service, "environment"), document, document.environ)
+    return {**values, **own}, {**places, **own_places}
+
+
+def _pod_environment(container: Node, document: _Document) -> tuple[dict[str, str], dict[str, Where]]:
+    """Return a container's variables: envFrom, then env over it. What only the cluster knows is a problem."""
+    values: dict[str, str] = {}
+    places: dict[str, Where] = {}
+    for source in _list(_get(container, "envFrom")):
+        prefix = _text(_get(source, "prefix")) or ""
+        name = _text(_get(source, "configMapRef", "name"))
+        if name is not None and name in document.config_maps:
+            for key, value in _items(_get(document.config_maps[name], "data")):
+                values[prefix + key], places[prefix + key] = _text(value) or "", document.where(value)
+            continue
+        secret = _text(_get(source, "secretRef", "name"))
+        what = f"configMap {clean(name)}" if name is not None else f"secret {clean(secret)}" if secret is not None else "a source of another kind"
+        document.complain(source, f"envFrom takes variables from {what}, which cannot be read here; write those the engine reads under env")
+    for item in _list(_get(container, "env")):
+        variable = _text(_get(item, "name"))
+        if variable is None:
+            continue
+        places[variable] = document.where(item)
+        origin = _get(item, "valueFrom")
+        if origin is None:
+            values[variable] = _referenced(_text(_get(item, "value")) or "", values)
+            continue
+        reference = _get(origin, "configMapKeyRef")
+        written = _get(document.config_maps.get(_text(_get(reference, "name")) or ""), "data", _text(_get(reference, "key")) or "")
+        values.pop(variable, None)
+        if written is not None:
+            values[variable] = _text(written) or ""
+        elif matters(variable):
+            kind = next((k.removesuffix("Ref") for k, _ in _items(origin)), "a source")
+            document.complain(item, f"{clean(variable)} comes from a {clean(kind)}, which cannot be read here; write its value under env")
+    return values, places
+
+
+def _referenced(text: str, values: Mapping[str, str]) -> str:
+    """Put in $(NAME) as Kubernetes does: what is not known stays as it is."""
+    return re.sub(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)", lambda m: values.get(m[1], m[0]), text)
+
+
 def _size(text: str | None, *, binary: bool) -> int | None:
     """Return the bytes of "16g" (compose: powers of 1024) or "16Gi" / "16G" (Kubernetes)."""
-    match = _SIZE.fullmatch(text.strip()) if text is not None else None
+    match = _SIZE.fullmatch(text.strip()) if text is not None and len(text) < 40 else None
     if match is None:
         return None
     base = 1024 if binary or match[3] else 1000
-    return int(float(match[1]) * base ** _POWERS[match[2].casefold()])
+    size = float(match[1]) * base ** _POWERS[match[2].casefold()]
+    return int(size) if size < 2**63 else None
 
 
 def _limit(node: Any, document: _Document, *, binary: bool) -> tuple[int | None, Where | None]:
@@ -206,8 +330,17 @@ def _limit(node: Any, document: _Document, *, binary: bool) -> tuple[int | None,
         return None, None
     size = _size(_text(node), binary=binary)
     if size is None:
-        document.complain(node, f"{clean(_text(node) or 'this')} is not a memory limit")
+        document.complain(node, f"{clean(shorten(_text(node) or 'this'))} is not a memory limit")
     return size, document.where(node)
+
+
+def _count(node: Node, document: _Document) -> int | None:
+    """Return a number of devices, or complain."""
+    text = _text(node) or ""
+    if re.fullmatch(r"[0-9]{1,6}", text):
+        return int(text)
+    document.complain(node, f"{clean(shorten(text)) or 'this'} is not a number of devices")
+    return None
 
 
 def _llama_swap(root: MappingNode, document: _Document) -> Collection:
@@ -224,19 +357,36 @@ def _llama_swap(root: MappingNode, document: _Document) -> Collection:
         if command is None:
             continue
         words, places = command
-        found = unwrap(words, document.known)
-        if found is None:
-            document.complain(node, f"the model {clean(name)} is started by {clean(words[0] if words else '')!r}, which is not a program of an engine residency knows")
-            continue
-        index, assigned = found
         environ, environ_places = _environment(_get(model, "env"), document, None)
-        commands.append(Command(name=name, argv=tuple(words[index:]), places=tuple(places[index:]), environ={**environ, **assigned}, environ_places=environ_places))
-    names = {c.name for c in commands}
+        before = len(document.problems)
+        found = document.found(words, places, node, {**document.environ, **environ})
+        if found is None:
+            if len(document.problems) == before:
+                document.complain(node, f"the model {clean(name)} is started by {clean(words[0] if words else '')!r}, which is not a program of an engine residency knows")
+            continue
+        commands.append(
+            Command(name=name, argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned}, environ_places=environ_places)
+        )
     groups = []
-    for _, group in _items(_get(root, "groups")):
+    for title, group in _items(_get(root, "groups")):
+        members = _members(title, group, {name for name, _ in _items(_get(root, "models"))}, document)
         if (_text(_get(group, "swap")) or "true").casefold() == "false":
-            groups.append(tuple(m for n in _list(_get(group, "members")) if (m := _text(n)) in names and m is not None))
+            groups.append(members)
     return Collection(path=document.path, commands=tuple(commands), groups=tuple(g for g in groups if len(g) > 1))
+
+
+def _members(title: str, group: Node, names: set[str], document: _Document) -> tuple[str, ...]:
+    """Return the models of a group, each once; complain about what is none."""
+    found: dict[str, None] = {}
+    for node in _list(_get(group, "members")):
+        name = _text(node)
+        if name is None:
+            document.complain(node, f"a member of the group {clean(title)} must be a model's name")
+        elif name not in names:
+            document.complain(node, f"the group {clean(title)} has the member {clean(name)}, which is not a model of this file")
+        else:
+            found[name] = None
+    return tuple(found)
 
 
 def _swapped(node: Node, values: Mapping[str, str], document: _Document) -> tuple[list[str], list[Where]] | None:
@@ -248,12 +398,17 @@ def _swapped(node: Node, values: Mapping[str, str], document: _Document) -> tupl
     for _ in range(8):
         before = text
         for name, value in values.items():
-            text = text.replace("${" + name + "}", value)
+            token = "${" + name + "}"
+            if len(text) + text.count(token) * (len(value) - len(token)) > _LONGEST_COMMAND:
+                document.complain(node, f"with its macros the command is longer than {_LONGEST_COMMAND // 1024} KiB; macros that multiply?")
+                return None
+            text = text.replace(token, value)
         if text == before:
             break
     left = re.search(r"\$\{([^}]*)\}", text)
     if left:
-        document.complain(node, f"the macro ${{{clean(left[1])}}} is not defined")
+        why = "leads back to itself" if left[1] in values else "is not defined"
+        document.complain(node, f"the macro ${{{clean(left[1])}}} {why}")
         return None
     try:
         words = split(text)
@@ -275,33 +430,37 @@ def _compose(services: Node, document: _Document) -> Collection:
                 more, at = document.words(node, document.environ)
                 words += more
                 places += at
-        image_node = _get(service, "image")
-        words, places = _with_image(words, places, image_node, entry, document)
-        found = unwrap(words, document.known)
+        before = len(document.problems)
+        environ, environ_places = _compose_environment(service, document, folder)
+        of_environment = document.problems[before:]
+        del document.problems[before:]
+        found = _with_image(words, places, _get(service, "image"), entry, command or entry, environ, document)
         if found is None:
             continue  # a service of another kind
-        index, assigned = found
-        environ, environ_places = _environment(_get(service, "environment"), document, document.environ)
+        document.problems += of_environment
         limit, limit_where = _limit(_get(service, "deploy", "resources", "limits", "memory") or _get(service, "mem_limit"), document, binary=True)
         commands.append(
             Command(
-                name=name, argv=tuple(words[index:]), places=tuple(places[index:]), environ={**environ, **assigned}, environ_places=environ_places,
+                name=name, argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned}, environ_places=environ_places,
                 mounts=tuple(_compose_mounts(_get(service, "volumes"), folder, document)), host_limit_bytes=limit, host_limit_where=limit_where,
-                device_count=_compose_devices(service), inherits=False,
+                device_count=_compose_devices(service, document), inherits=False,
             )
         )  # fmt: skip
     return Collection(path=document.path, commands=tuple(commands), groups=(tuple(c.name for c in commands),) if len(commands) > 1 else ())
 
 
-def _with_image(words: list[str], places: list[Where], image: Node | None, entry: Node | None, document: _Document) -> tuple[list[str], list[Where]]:
-    """Put the image's own program in front of arguments that have none."""
-    name = _text(image) or ""
-    if image is None or entry is not None or unwrap(words, document.known) is not None:
-        return words, places
+def _with_image(
+    words: list[str], places: list[Where], image: Node | None, entry: Node | None, last: Node | None, environ: Mapping[str, str], document: _Document
+) -> Found | None:
+    """Return the engine's command of a container: the one written, or arguments behind the image's own program."""
+    before = len(document.problems)
+    found = document.found(words, places, last, environ)
+    if found is not None or len(document.problems) > before or image is None or entry is not None:
+        return found
     for part, program in _IMAGES:
-        if part in name:
-            return [program, *words], [document.where(image), *places]
-    return words, places
+        if part in (_text(image) or ""):
+            return document.found([program, *words], [document.where(image), *places], last or image, environ)
+    return None
 
 
 def _compose_mounts(volumes: Any, folder: str, document: _Document) -> Iterator[tuple[str, str]]:
@@ -316,14 +475,14 @@ def _compose_mounts(volumes: Any, folder: str, document: _Document) -> Iterator[
             yield target, source if source.startswith(("/", "~")) else str(PurePath(folder, source))
 
 
-def _compose_devices(service: Node) -> int | None:
+def _compose_devices(service: Node, document: _Document) -> int | None:
     for item in _list(_get(service, "deploy", "resources", "reservations", "devices")):
         ids = _list(_get(item, "device_ids"))
         if ids:
             return len(ids)
-        count = _text(_get(item, "count"))
-        if count is not None and count.isdigit():
-            return int(count)
+        count = _get(item, "count")
+        if count is not None and _text(count) != "all":
+            return _count(count, document)
     return None
 
 
@@ -339,34 +498,39 @@ def _kubernetes(root: MappingNode, document: _Document) -> Collection:
             _text(_get(v, "name")): _text(_get(v, "hostPath", "path")) for v in _list(_get(pod, "volumes")) if _get(v, "hostPath", "path") is not None
         }
         of_this_pod = []
-        for container in _list(_get(pod, "containers")):
+        for container in (*_list(_get(pod, "initContainers")), *_list(_get(pod, "containers"))):
             command = _container(container, owner, host_paths, document)
-            if command is not None:
-                of_this_pod.append(command)
-        commands += of_this_pod
+            if command is None:
+                continue
+            commands.append(command)
+            if container in _list(_get(pod, "containers")) or _text(_get(container, "restartPolicy")) == "Always":
+                of_this_pod.append(command)  # the other init containers have ended before
         if len(of_this_pod) > 1:
             groups.append(tuple(c.name for c in of_this_pod))
     return Collection(path=document.path, commands=tuple(commands), groups=tuple(groups))
 
 
 def _container(container: Node, owner: str, host_paths: Mapping[str | None, str | None], document: _Document) -> Command | None:
-    environ, environ_places = _environment(_get(container, "env"), document, None)
+    before = len(document.problems)
+    environ, environ_places = _pod_environment(container, document)
+    of_environment = document.problems[before:]
+    del document.problems[before:]
     words: list[str] = []
     places: list[Where] = []
     for key in ("command", "args"):
         node = _get(container, key)
         if node is not None:
             more, at = document.words(node, None)
-            words += [re.sub(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)", lambda m: environ.get(m[1], m[0]), w) for w in more]
+            words += [_referenced(w, environ) for w in more]
             places += at
-    words, places = _with_image(words, places, _get(container, "image"), _get(container, "command"), document)
-    found = unwrap(words, document.known)
+    entry = _get(container, "command")
+    found = _with_image(words, places, _get(container, "image"), entry, _get(container, "args") or entry, environ, document)
     if found is None:
         return None
-    index, assigned = found
+    document.problems += of_environment
     limits = _get(container, "resources", "limits")
     limit, limit_where = _limit(_get(limits, "memory"), document, binary=False)
-    cards = next((_text(v) for n, v in _items(limits) if n in ("nvidia.com/gpu", "amd.com/gpu")), None)
+    cards = next((v for n, v in _items(limits) if n in ("nvidia.com/gpu", "amd.com/gpu")), None)
     mounts = []
     for mount in _list(_get(container, "volumeMounts")):
         inside, outside = _text(_get(mount, "mountPath")), host_paths.get(_text(_get(mount, "name")))
@@ -374,9 +538,9 @@ def _container(container: Node, owner: str, host_paths: Mapping[str | None, str 
             mounts.append((inside, outside))
     name = _text(_get(container, "name")) or "container"
     return Command(
-        name=f"{owner}/{name}", argv=tuple(words[index:]), places=tuple(places[index:]), environ={**environ, **assigned},
+        name=f"{owner}/{name}", argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned},
         environ_places=environ_places, mounts=tuple(mounts), host_limit_bytes=limit, host_limit_where=limit_where,
-        device_count=int(cards) if cards is not None and cards.isdigit() else 0 if limits is not None and cards is None else None,
+        device_count=_count(cards, document) if cards is not None else 0 if limits is not None else None,
         inherits=False,
     )  # fmt: skip
 
