@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import residency
-from residency.engines.llama_cpp import history
+from residency.engines.llama_cpp import ENGINES, history
 from residency.engines.llama_cpp.version import normal
 from residency.errors import InputError
 
@@ -13,6 +13,7 @@ import published  # isort: skip
 import shapes  # isort: skip
 
 MIB = 2**20
+ENGINE = ENGINES[0]
 TWO = {"cards": [[f"CUDA{i}", "cuda", "NVIDIA GeForce RTX 4090", "8.9", 24080, 23640] for i in range(2)], "host": [65536, 60000]}
 ONE = {"cards": TWO["cards"][:1], "host": [65536, 60000]}
 R1 = {**published.DATA["models"]["r1-q2"], "layers": 8}
@@ -387,6 +388,26 @@ def test_a_kind_of_speculation_that_is_none_is_refused(kind, judged):
     vetoes = [f for f in report.findings if str(f.outcome) == "veto"]
     assert [(f.rule, f.knob) for f in vetoes] == [("settings/possible", "speculation.kind")]
     assert judged(DENSE, "-c", "4096", "--spec-type", "ngram-mod").verdict == "allow"
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [("option:spec-draft-type-k", "q9_0"), ("option:spec-draft-type-v", ""), ("option:lazy-mode", "never"), ("option:fit", "bogus"), ("option:spec-draft-ngl", "most"), ("option:fit", "false"), ("option:spec-draft-type-k", "8"), ("vision.device", "")],
+)
+def test_no_word_outside_closed_choices_becomes_the_default(setting, word, tmp_path):
+    path = shapes.write(tmp_path, "dense", DENSE)
+    name = setting.replace("option:", "engine.options.")
+    report = residency.validate(["llama-server", "-m", path, "-md", path, "-c", "4096"], machine=shapes.machine(ONE), environ={}, overrides=[f"{name}={word}"])
+    vetoes = [f for f in report.findings if str(f.outcome) == "veto"]
+    assert [(f.rule, f.knob) for f in vetoes] == [("settings/possible", setting)]
+    assert f"is '{word}'".casefold() in vetoes[0].message.casefold()
+
+
+def test_a_launch_file_is_read_with_the_words_of_an_option():
+    problem = ENGINE.option_problem
+    assert problem("fit", "bogus", version="0.5.0") == "expects one of on, off, auto"
+    assert problem("spec-draft-ngl", "", version="0.5.0") == "expects one of auto, all"
+    assert [problem("fit", "off", version="0.5.0"), problem("spec-draft-ngl", 4, version="0.5.0"), problem("lazy-mode", "on", version="0.5.0")] == [None] * 3
 
 
 def test_quantised_values_without_flash_attention_offer_flash_attention_first(judged):

@@ -37,7 +37,7 @@ from .ini import config_words
 from .version import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 
@@ -397,6 +397,24 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
+#: Words of the kinds that have some of their own.
+_KIND_WORDS = {"onoff": ("on", "off", "auto"), "layers": ("auto", "all")}
+
+
+def _words(flag: Flag) -> tuple[str, ...]:
+    return flag.choices or _KIND_WORDS.get(flag.kind, ())
+
+
+def unknown_words(options: Mapping[str, Any], fork: str) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """Yield the options with closed choices whose word is none of them: name, word, choices. ``--set`` reaches them unchecked."""
+    known = _options(fork)
+    for name, value in options.items():
+        words = _words(known[name]) if name in known else ()
+        counted = name in known and known[name].kind == "layers" and isinstance(value, int) and not isinstance(value, bool)
+        if words and not counted and value not in words:
+            yield name, value, words
+
+
 def option_problem(name: str, value: Any, *, version: str, fork: str) -> str | None:
     """Return why ``[engine.options] name = value`` of a launch file is wrong, or None."""
     known = _options(fork)
@@ -409,8 +427,9 @@ def option_problem(name: str, value: Any, *, version: str, fork: str) -> str | N
     wanted = _OPTION_TYPES.get(flag.kind, (str,))
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         return f"expects {' or '.join(t.__name__ for t in wanted)}, not {type(value).__name__}"
-    if flag.choices and value not in flag.choices:
-        return f"expects one of {', '.join(flag.choices)}"
+    words = _words(flag)
+    if words and isinstance(value, str) and value not in words:
+        return f"expects one of {', '.join(words)}"
     if flag.kind in ("int", "layers") and isinstance(value, int) and not fits_counter(value):
         return "is more than the engine's parser takes: whole numbers of 32 bits"
     return None

@@ -13,7 +13,7 @@ from residency.units import size
 from residency.ways import Way
 
 from . import history
-from .argv import MOST_SHARES, fits_counter
+from .argv import MOST_SHARES, fits_counter, unknown_words
 from .context import pad
 from .flags import choices
 from .hparams import hyper_parameters
@@ -85,6 +85,12 @@ def impossible(launch: Launch, model: Checkpoint, engine: str, version: str) -> 
     if unknown and engine == history.UPSTREAM and version_in(version, "0.5.0", None):
         yield Remark(kind="impossible", code="speculation-unknown", knob="speculation.kind", value=kinds,
                      message=f"speculation.kind is {clean(shorten(unknown[0], 40))!r}, and the engine's kinds are {', '.join(SPECULATION_KINDS)}")  # fmt: skip
+    for name, word, words in unknown_words(launch.options, engine):
+        yield Remark(kind="impossible", code="option-unknown-word", knob=f"option:{name}", value=word,
+                     message=f"{name} is {clean(shorten(str(word), 40))!r}, and the engine takes {', '.join(words)}")  # fmt: skip
+    if launch.get("vision.device") == "":
+        yield Remark(kind="impossible", code="no-device-name", knob="vision.device", value="", message="vision.device is '', which names no device",
+                     ways=(Way(knob="vision.device", value="cpu"),))  # fmt: skip
     for knob in COUNTERS:
         value = launch.get(knob)
         if isinstance(value, int) and not fits_counter(value):
