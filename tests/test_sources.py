@@ -226,6 +226,18 @@ def test_systemd_words(start, argv, tmp_path):
     assert unit_argv(tmp_path, start) == argv
 
 
+@pytest.mark.parametrize("comment", [" # c", "; c", "# it's \\"])
+def test_a_comment_does_not_end_a_continued_line(comment, tmp_path):
+    assert unit_argv(tmp_path, f"llama-server \\\n  -m x \\\n{comment}\n -c 1\nUser=me") == ("llama-server", "-m", "x", "-c", "1")
+
+
+def test_compose_fills_in_from_its_env_file_under_the_callers_environment(tmp_path):
+    (tmp_path / ".env").write_text("CTX=4096\n")
+    (tmp_path / "c.yaml").write_text("services:\n  s:\n    command: llama-server -c ${CTX:-512}\n")
+    assert read(tmp_path / "c.yaml").commands[0].argv == ("llama-server", "-c", "4096")
+    assert read(tmp_path / "c.yaml", CTX="8").commands[0].argv == ("llama-server", "-c", "8")
+
+
 def test_an_undefined_variable_is_told_and_one_of_another_program_is_not(tmp_path):
     with pytest.raises(InputError, match=r"x.service:3:\d+: the variable NONE is not defined in this unit or its environment files"):
         unit_argv(tmp_path, "llama-server $NONE")

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from residency.where import Where
 
-_ENTRY = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]*=[ \t]*((?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE)
+#: A line that ends with a backslash goes on; comments in between are no part of it and do not end it.
+_ENTRY = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]*=[ \t]*((?:[^\n]*\\\n(?:[ \t]*[#;][^\n]*\n)*+)*+[^\n]*)$", re.MULTILINE)
+_COMMENT = re.compile(r"\n[ \t]*[#;][^\n]*(?=\n)")
 _SECTION = re.compile(r"^[ \t]*\[([^\]\n]*)\][ \t]*$", re.MULTILINE)
 _SIZE = re.compile(r"([0-9]{1,20})([KMGT]?)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -190,7 +192,7 @@ def _expanded(raw: list[str], at: list[Where], values: Mapping[str, str]) -> tup
 
 def _split(value: str, source: Text, start: int, problems: list[Problem]) -> list[str]:
     try:
-        return split(value)
+        return split(_COMMENT.sub("", value))
     except ValueError as error:
         problems.append(Problem(message=f"cannot be split into words: {str(error).lower()}", where=source.where(start)))
         return []

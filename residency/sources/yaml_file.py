@@ -421,6 +421,9 @@ def _swapped(node: Node, values: Mapping[str, str], document: _Document) -> tupl
 def _compose(services: Node, document: _Document) -> Collection:
     commands = []
     folder = str(PurePath(document.path).parent)
+    own = str(PurePath(folder, ".env"))  # compose fills ${NAME} in from there, under the caller's environment
+    if os.path.lexists(own):
+        document.environ = {**read_variables(own, host=document.environ)[0], **document.environ}
     for name, service in _items(services):
         entry, command = _get(service, "entrypoint"), _get(service, "command")
         words: list[str] = []
