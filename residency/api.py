@@ -223,8 +223,10 @@ def read_launch(
         argv = _checked_argv(source)
         found = _engine_named(name, plugins) if name else _engine_of_program(argv[0], plugins)
         _check_version(version or None, found, None)
-        launch = found.read(argv, environ, version=version or None)
-        launch = merge_overrides(launch, environ, overrides)
+        typed = found.read(argv, environ, version=version or None)
+        launch = merge_overrides(typed, environ, overrides)
+        changed = {name: value for name, value in launch.options.items() if name not in typed.options or typed.options[name] != value}
+        _check_options(replace(launch, options=changed), found)  # the engine's own reader has checked what was typed
         return launch, found
     if name:
         launch = replace(launch, engine=name)

@@ -499,3 +499,18 @@ def test_input_errors_in_every_format_for_machines(tmp_path):
     assert sarif["results"][0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 6, "startColumn": 1}
     assert documents["github"][1].startswith(f"::error file={str(path).replace(',', '%2C')},line=6,col=1,title=residency/input::")
     assert '<testcase classname="residency" name="residency/input"><error>' in documents["junit"][1]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ("engine.options.nosuch=1", "error: --set: engine.options.nosuch: no such option of this engine\n"),
+    ("engine.options.fit=maybe", "error: --set: engine.options.fit: expects one of on, off, auto\n"),
+])  # fmt: skip
+def test_options_set_beside_a_command_line_are_checked(gemma_path, change, said):
+    arguments = ("--machine", "cpu-only-32gb", "--set", change, "--", "llama-server", "-m", gemma_path, "-c", "512")
+    assert run("validate", *arguments) == (2, "", said)
+
+
+def test_a_model_the_engine_would_fetch_is_no_verdict():
+    code, out, _ = run("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-hf", "ggml-org/gemma-3-270m-GGUF")
+    assert code == 3
+    assert "--hf-repo downloads one when the engine starts: fetch it first and give its path." in " ".join(out.split())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import residency
@@ -397,7 +399,13 @@ def test_a_kind_of_speculation_that_is_none_is_refused(kind, judged):
 def test_no_word_outside_closed_choices_becomes_the_default(setting, word, tmp_path):
     path = shapes.write(tmp_path, "dense", DENSE)
     name = setting.replace("option:", "engine.options.")
-    report = residency.validate(["llama-server", "-m", path, "-md", path, "-c", "4096"], machine=shapes.machine(ONE), environ={}, overrides=[f"{name}={word}"])
+    arguments = {"machine": shapes.machine(ONE), "environ": {}, "overrides": [f"{name}={word}"]}
+    argv = ["llama-server", "-m", path, "-md", path, "-c", "4096"]
+    if setting.startswith("option:"):  # refused while the input is read
+        with pytest.raises(residency.InputError, match=f"--set: {re.escape(name)}: expects "):
+            residency.validate(argv, **arguments)
+        return
+    report = residency.validate(argv, **arguments)
     vetoes = [f for f in report.findings if str(f.outcome) == "veto"]
     assert [(f.rule, f.knob) for f in vetoes] == [("settings/possible", setting)]
     assert f"is '{word}'".casefold() in vetoes[0].message.casefold()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 rule = Rule(id="model-files/sound")
 
 _KNOBS = ("model.path", "model.mmproj", "model.draft")
+#: Options by which an engine fetches a model by itself.
+_DOWNLOADS = ("hf-repo", "model-url", "docker-repo")
 #: Faults shown one by one; the rest is counted, so that a shredded file does not fill the screen.
 _SHOWN = 5
 
@@ -33,7 +35,9 @@ _SHOWN = 5
 def check(facts: Facts) -> list[Finding] | Finding:
     """Turn the faults of every file into findings."""
     if facts.models.main is None:
-        return rule.cannot_tell("The launch names no local model file, so there is nothing to judge it by.", knob="model.path")
+        fetched = next((name for name in _DOWNLOADS if facts.launch.options.get(name)), None)
+        said = f" --{fetched} downloads one when the engine starts: fetch it first and give its path." if fetched else ""
+        return rule.cannot_tell(f"The launch names no local model file, so there is nothing to judge it by.{said}", knob="model.path")
     findings: list[Finding] = []
     for knob, model in zip(_KNOBS, (facts.models.main, facts.models.mmproj, facts.models.draft), strict=True):
         if model is None:
