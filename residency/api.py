@@ -13,6 +13,7 @@ from residency.engines.base import program_name
 from residency.errors import InputError, LaunchVetoed, Problem
 from residency.judge import Case, judge
 from residency.machine import resolve_machine
+from residency.machine.visible import as_seen
 from residency.plugins import load_plugins
 from residency.text import clean, shorten
 
@@ -120,7 +121,8 @@ def _collection(path: str, reader: Reader, inputs: Inputs) -> Prepared:
             launch, engine = read_launch(argv, engine=inputs.engine or command.engine, environ=effective, plugins=plugins, overrides=inputs.overrides)
             launch = placed(_mounted(launch, command), command)
             models = read_models(launch)
-            cases.append(Case(launch=launch, models=models, machine=_limited(machine, command), engine=engine, policy=policy, plugins=plugins))
+            cases.append(Case(launch=launch, models=models, machine=_limited(as_seen(machine, effective), command), whole=machine,
+                              engine=engine, policy=policy, plugins=plugins))  # fmt: skip
         except InputError as error:
             problems.extend(placed_error(error, command).problems)
     if problems:
@@ -194,7 +196,7 @@ def prepare(source: Source, inputs: Inputs) -> Case:
     launch, engine = read_launch(source, engine=inputs.engine, environ=environ, plugins=plugins, overrides=inputs.overrides)
     problems: list[Problem] = []
     try:
-        machine = _machine(inputs.machine if inputs.machine is not None else launch.get("machine.profile"))
+        machine = as_seen(_machine(inputs.machine if inputs.machine is not None else launch.get("machine.profile")), environ)
     except InputError as error:  # reported with what is wrong with the model files, in one run
         problems.extend(error.problems)
     try:

@@ -344,8 +344,12 @@ def _fit(options: argparse.Namespace) -> int:
     documents = []
     for source in _sources(options):
         with _quietly():
-            fixes = nearest(prepare(source, inputs))
-        if not fixes:
+            case = prepare(source, inputs)
+            fixes = nearest(case)
+        if case.launch.starts_nothing and options.format != "json":
+            _print("starts no engine, only prints: nothing to change")
+            continue
+        if not fixes and not case.launch.starts_nothing:
             code = Exit.VETOED
         if options.format == "json":
             documents.append({"fixes": [fix.to_dict() for fix in fixes]})

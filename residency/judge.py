@@ -42,6 +42,7 @@ class Case:
     engine: Engine
     policy: Policy
     plugins: PluginSet
+    whole: Machine | None = None  # the machine without the limits of this launch's container or variables
 
     @property
     def version(self) -> str:

@@ -80,7 +80,7 @@ def judge_together(cases: Sequence[Case], *, most: int | None = None) -> Report:
     together = Case(
         launch=Launch(engine="together", version="", knobs=Knobs(), name=f"{len(picked)} launches at once: {names}"),
         models=first.models,
-        machine=first.machine,
+        machine=first.whole or first.machine,
         engine=_Sum(budget=merged),
         policy=replace(first.policy, require=(RULE,)),
         plugins=replace(first.plugins, rules=rules),

@@ -514,3 +514,36 @@ def test_a_model_the_engine_would_fetch_is_no_verdict():
     code, out, _ = run("validate", "--machine", "cpu-only-32gb", "--", "llama-server", "-hf", "ggml-org/gemma-3-270m-GGUF")
     assert code == 3
     assert "--hf-repo downloads one when the engine starts: fetch it first and give its path." in " ".join(out.split())
+
+
+def test_what_is_hidden_from_the_engine_holds_nothing(gemma_path, monkeypatch):
+    arguments = ("plan", "--format", "json", "--machine", "2x-rtx-3090", "--", "llama-server", "-m", gemma_path, "-c", "512", "-ngl", "99")
+
+    def filled(value):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        pools = json.loads(run(*arguments)[1])["budget"]["pools"]
+        return [p["name"] for p in pools if any(a["device"] for a in p["allocations"])]
+
+    assert filled("0,1") == ["CUDA0", "CUDA1"]
+    assert filled("1") == ["CUDA1"]
+    assert filled("") == []
+
+
+def test_nothing_to_fit_where_nothing_starts():
+    assert run("fit", "--machine", "2x-rtx-3090", "--", "llama-server", "--version") == (0, "starts no engine, only prints: nothing to change\n", "")
+
+
+def test_each_container_has_its_own_limit_and_all_share_the_machine(tmp_path, gemma_path):
+    service = "  {0}:\n    image: ghcr.io/ggml-org/llama.cpp:server\n    command: -m {1} -c {2}\n    volumes: ['{3}:{3}']\n    mem_limit: {4}\n"
+    path = tmp_path / "compose.yaml"
+
+    def judged(small, big):
+        texts = [service.format(name, gemma_path, context, Path(gemma_path).parent, limit) for name, context, limit in (small, big)]
+        path.write_text("services:\n" + "".join(texts))
+        return run("validate", "--machine", "cpu-only-32gb", path)
+
+    code, out, _ = judged(("small", 4096, "1g"), ("big", 2_000_000, "20g"))
+    assert (code, "2 launches at once: small + big" in out) == (0, True)
+    assert judged(("small", 2_000_000, "1g"), ("big", 4096, "20g"))[0] == 1  # over its own limit
+    assert judged(("small", 3_500_000, "20g"), ("big", 4_500_000, "20g"))[0] == 1  # each fits, both do not
+    assert [line.split()[0] for line in run("validate", "--machine", "cpu-only-32gb", path)[1].splitlines() if "Gemma" in line] == ["ALLOW", "ALLOW"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from residency.machine.host import probe_host
 from residency.machine.profile import machine_from_mapping, to_mapping
 from residency.machine.show import render
 from residency.machine.sysfs import probe_sysfs
+from residency.machine.visible import as_seen
 
 GIB = 2**30
 
@@ -356,3 +358,35 @@ def test_what_two_real_h200_said_reads_back():
         assert (machine.pool(name).free_bytes - child) / 2**20 == pytest.approx(523, abs=1)
     assert measured["checks"]["memory_used_before"] == measured["checks"]["memory_used_after"] == [["0"], ["0"]]
     assert measured["cold_seconds_median"] < 1.5
+
+
+# -- the devices a process sees --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "seen"), [
+    ("1", [("CUDA0", "CUDA1", ())]), ("1,0", [("CUDA0", "CUDA1", ("CUDA1",)), ("CUDA1", "CUDA0", ("CUDA0",))]),
+    ("0,7,1", [("CUDA0", "CUDA0", ())]), ("", []), ("-1", []),
+    ("GPU-bded4489", [("CUDA0", "CUDA1", ())]), ("GPU-bded4489-1e8b-de6d-482b-458a37fb3989", [("CUDA0", "CUDA1", ())]),
+])  # fmt: skip
+def test_visible_devices_as_two_h200_had_them(value, seen):
+    measured = json.loads((Path(__file__).parent.parent / "docs" / "evidence" / "probe-two-h200.json").read_text())
+    assert len(measured["visible"][value]) == len(seen)
+    machine = replace(machine_from_mapping(measured["profile"]), source="profile")
+    found = as_seen(machine, {"CUDA_VISIBLE_DEVICES": value})
+    assert [(d.name, d.pool, d.peers) for d in found.devices] == seen
+    assert [d.pci_id for d in found.devices] == measured["visible"][value]
+    assert found.pools == machine.pools
+
+
+def test_visible_devices_that_cannot_be_told_apart(monkeypatch):
+    machine = resolve_machine("2x-rtx-3090")
+    with pytest.raises(InputError, match="the machine profile gives none"):
+        as_seen(machine, {"CUDA_VISIBLE_DEVICES": "GPU-abc"})
+    with pytest.raises(InputError, match="names a device twice, which the driver refuses"):
+        as_seen(machine, {"CUDA_VISIBLE_DEVICES": "0,0"})
+    assert as_seen(machine, {"HIP_VISIBLE_DEVICES": "0"}) == machine
+    # A probe has seen this process's own variable; another process may have another one.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    probed = replace(machine, source="probe")
+    assert as_seen(probed, {"CUDA_VISIBLE_DEVICES": "1,0"}) == probed
+    assert len(as_seen(probed, {"CUDA_VISIBLE_DEVICES": "1"}).devices) == 1
