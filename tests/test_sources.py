@@ -333,3 +333,57 @@ def test_a_preset_section_that_stands_twice_is_told(tmp_path):
     path.write_text("[m]\nmodel = a\n[n]\nmodel = b\n [m] ; again\nc = 5\n")
     with pytest.raises(InputError, match=r"x.ini:5:2: the section \[m\] stands twice; the engine forgets the one in line 1"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("image", "count"),
+    [
+        ("ghcr.io/ggml-org/llama.cpp:server", 0),
+        ("ghcr.io/ggml-org/llama.cpp:full-b6123", 0),
+        ("ghcr.io/ggml-org/llama.cpp:light", 0),
+        ("ghcr.io/ggml-org/llama.cpp:server-cuda", 2),
+        ("ghcr.io/ggml-org/llama.cpp:server-vulkan-b6123", 2),
+        ("example.org/llama-server", 2),
+    ],
+)
+def test_an_image_without_a_back_end_sees_no_device(image, count, tmp_path):
+    compose = "services:\n  s:\n    image: IMAGE\n    command: -c 512\n    deploy: {resources: {reservations: {devices: [{count: 2}]}}}\n"
+    pod = "kind: Pod\nspec:\n  containers:\n  - image: IMAGE\n    args: [-c, '512']\n    resources: {limits: {nvidia.com/gpu: 2}}\n"
+    for name, text in (("c.yaml", compose), ("k.yaml", pod)):
+        (tmp_path / name).write_text(text.replace("IMAGE", image))
+        (command,) = read(tmp_path / name).commands
+        assert command.device_count == count, name
+
+
+def test_compose_fills_in_every_setting_that_is_read(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "services:\n  s:\n    image: ${IMAGE:?which}\n    command: -c ${CTX?} ${MORE:+-a $MORE} ${UNSET+-b} ${A:-${CTX}}\n    mem_limit: ${MEMORY:-3}g\n"
+        "    volumes: [{type: bind, source: '${FROM}', target: '${TO}'}]\n    deploy: {resources: {reservations: {devices: [{count: '${CARDS}'}]}}}\n"
+    )
+    (command,) = read(path, IMAGE="x/llama.cpp:server-cuda", CTX="512", MORE="m", FROM="/srv", TO="/models", CARDS="2").commands
+    assert command.argv == ("llama-server", "-c", "512", "-a", "m", "512")
+    assert (command.host_limit_bytes, command.mounts, command.device_count) == (3 * 2**30, (("/models", "/srv"),), 2)
+
+
+def test_a_required_variable_that_is_not_set_is_told(judge):
+    code, _, err = judge("c.yaml", "services:\n  s:\n    command: llama-server -m GEMMA -c ${NO_SUCH_CTX:?say how many}\n")
+    assert code == 2
+    assert "c.yaml:3:14: the variable NO_SUCH_CTX is required and not set: say how many" in err
+    code, _, err = judge("c.yaml", "services:\n  s:\n    command: llama-server -m GEMMA -c 512\n  db:\n    image: postgres\n    environment: {P: '${NO_SUCH_CTX:?}'}\n")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("1e9", 10**9), ("1E9", 10**9), ("12e-1", 2), ("1.5Gi", 3 * 2**29), ("1.5G", 1_500_000_000), ("2Ti", 2**41), ("8E", 8 * 10**18), ("1500m", 2), ("64k", 64000), ("123", 123)],
+)
+def test_kubernetes_quantities(written, size, tmp_path):
+    (tmp_path / "k.yaml").write_text(POD + f"    resources: {{limits: {{memory: {written}}}}}\n")
+    assert read(tmp_path / "k.yaml").commands[0].host_limit_bytes == size
+
+
+@pytest.mark.parametrize("written", ["1e99", "16K", "16GB", "1ee3", "9E9E", "16E"])
+def test_what_is_no_kubernetes_quantity_is_told(written, judge):
+    code, _, err = judge("k.yaml", POD + f"    resources: {{limits: {{memory: {written}}}}}\n")
+    assert (code, f"8:34: {written} is not a memory limit" in err) == (2, True), err

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from residency.engines.base import program_name
+from residency.text import clean, shorten
 from residency.where import Where
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ _BEFORE = 16
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox")
 #: What a shell would put in place of a variable and split at white space, with nothing else happening.
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+#: Compose's; what stands behind ``:-`` may hold variables itself.
+_INTERPOLATED = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+?])((?:\$\{[^{}]*\}|[^}])*+))?\}|\$([A-Za-z_][A-Za-z0-9_]*)")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+ \t-]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
@@ -154,16 +157,28 @@ def _simple(text: str, environ: Mapping[str, str]) -> list[str] | None:
         return None
 
 
-def expand(text: str, values: Mapping[str, str]) -> str:
-    """Replace ${NAME}, ${NAME:-default} and $NAME; an unknown name becomes empty, ``$$`` a dollar sign."""
+def expand(text: str, values: Mapping[str, str], *, missing: Callable[[str], None] | None = None) -> str:
+    """Replace $NAME and ${NAME}, with ``:-default``, ``:+instead`` or ``:?message``; an unknown name becomes empty.
+
+    ``$$`` is a dollar sign. ``missing`` is told of a name that is required and not there; without it such a word stays.
+    """
 
     def replacement(match: re.Match[str]) -> str:
         if match[0] == "$$":
             return "$"
-        name = match[1] or match[4]
+        name, how, other = match[1] or match[4], match[2] or "", match[3] or ""
         value = values.get(name)
-        if value is None or (value == "" and match[2] == ":-"):
-            return match[3] or ""
-        return value
+        there = value is not None and (value != "" or not how.startswith(":"))
+        if how.endswith("+"):
+            return expand(other, values, missing=missing) if there else ""
+        if there:
+            return value or ""
+        if not how.endswith("?"):
+            return expand(other, values, missing=missing)
+        if missing is None:
+            return match[0]
+        said = clean(shorten(other))
+        missing(f"the variable {name} is required and not set" + (f": {said}" if said else ""))
+        return ""
 
-    return re.sub(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^}]*))?\}|\$([A-Za-z_][A-Za-z0-9_]*)", replacement, text)
+    return _INTERPOLATED.sub(replacement, text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from fractions import Fraction
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +32,17 @@ _MOST_DUPLICATES = 20
 #: llama-swap gives every model a port of its own.
 _PORT = "5800"
 #: Images whose entry point is an engine's program.
-_IMAGES = (("llama.cpp:server", "llama-server"), ("llama.cpp:full", "llama-cli"), ("llama-server", "llama-server"))
+_IMAGES = (
+    ("llama.cpp:server", "llama-server"),
+    ("llama.cpp:light", "llama-cli"),
+    ("llama.cpp:full", "llama-cli"),
+    ("llama-server", "llama-server"),
+)
+#: llama.cpp's images without a back-end for accelerators in their tag.
+_CPU_IMAGE = re.compile(r"(?:.*/)?(?:ggml-org|ggerganov)/llama\.cpp:(?:server|light|full)(?:-b[0-9]+)?(?:@.*)?")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2})|([mkMGTPE])|([KMGTPE])i)?")
 
 
 class _Document:
@@ -62,6 +72,11 @@ class _Document:
         line = node.start_mark.line
         self.problems.append(Problem(message=message, where=self.where(node), line_text=self.lines[line] if line < len(self.lines) else None))
 
+    def expand(self, node: Node | None, text: str | None = None) -> str:
+        """Return a node's text with compose's variables put in; one that is required and not set is a problem."""
+        text = (_text(node) or "") if text is None else text
+        return expand(text, self.environ, missing=lambda said: self.complain(node, said) if node is not None else None)
+
     def words(self, node: Node, values: Mapping[str, str] | None) -> tuple[list[str], list[Where]]:
         """Return the words of a command: a text split as a shell would, or a list of texts."""
         from yaml.nodes import ScalarNode, SequenceNode
@@ -70,11 +85,11 @@ class _Document:
             words = [str(item.value) for item in node.value if isinstance(item, ScalarNode)]
             places = [self.where(item) for item in node.value if isinstance(item, ScalarNode)]
             if values is not None:
-                words = [expand(w, values) for w in words]
+                words = [self.expand(item) for item in node.value if isinstance(item, ScalarNode)]
             return words, places
         if isinstance(node, ScalarNode):
             text = str(node.value)
-            return self._shell(expand(text, values) if values is not None else text, node)
+            return self._shell(self.expand(node) if values is not None else text, node)
         self.complain(node, "a command is a text or a list of texts")
         return [], []
 
@@ -228,7 +243,7 @@ def _environment(node: Any, document: _Document, values: Mapping[str, str] | Non
     places: dict[str, Where] = {}
 
     def put(name: str, value: str, at: Node) -> None:
-        environ[name] = expand(value, values) if values is not None else value
+        environ[name] = document.expand(at, value) if values is not None else value
         places[name] = document.where(at)
 
     for name, value in _items(node):
@@ -260,7 +275,7 @@ def _compose_environment(service: Node, document: _Document, folder: str) -> tup
         if not text:
             document.complain(item, "env_file takes a path, or a table with a path")
             continue
-        path = str(PurePath(folder, expand(text, document.environ)))
+        path = str(PurePath(folder, document.expand(item, text)))
         optional = (_text(_get(item, "required")) or "true").casefold() == "false"
         if optional and not os.path.lexists(path):
             continue
@@ -315,28 +330,39 @@ def _referenced(text: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)", lambda m: values.get(m[1], m[0]), text)
 
 
-def _size(text: str | None, *, binary: bool) -> int | None:
-    """Return the bytes of "16g" (compose: powers of 1024) or "16Gi" / "16G" (Kubernetes)."""
-    match = _SIZE.fullmatch(text.strip()) if text is not None and len(text) < 40 else None
+def _size(text: str) -> int | None:
+    """Return the bytes of compose's "16g": powers of 1024."""
+    match = _SIZE.fullmatch(text.strip()) if len(text) < 40 else None
     if match is None:
         return None
-    base = 1024 if binary or match[3] else 1000
-    size = float(match[1]) * base ** _POWERS[match[2].casefold()]
+    size = float(match[1]) * 1024 ** _POWERS[match[2].casefold()]
     return int(size) if size < 2**63 else None
 
 
+def _quantity(text: str) -> int | None:
+    """Return the bytes of Kubernetes' "16Gi", "16G", "1.5Gi", "1e9"; a part of a byte counts as one."""
+    match = _QUANTITY.fullmatch(text.strip()) if len(text) < 40 else None
+    if match is None:
+        return None
+    unit, binary = match[3] or match[4] or "", match[4] is not None
+    scale = Fraction(1, 1000) if unit == "m" else Fraction(1024 if binary else 1000) ** " kmgtpe".index(unit.casefold() or " ")
+    size = math.ceil(Fraction(match[1]) * Fraction(10) ** int(match[2] or 0) * scale)
+    return size if size < 2**63 else None
+
+
 def _limit(node: Any, document: _Document, *, binary: bool) -> tuple[int | None, Where | None]:
+    """Return a memory limit and where it stands. ``binary``: compose's, otherwise Kubernetes'."""
     if node is None:
         return None, None
-    size = _size(_text(node), binary=binary)
+    text = document.expand(node) if binary else _text(node) or ""
+    size = _size(text) if binary else _quantity(text)
     if size is None:
-        document.complain(node, f"{clean(shorten(_text(node) or 'this'))} is not a memory limit")
+        document.complain(node, f"{clean(shorten(text or 'this'))} is not a memory limit")
     return size, document.where(node)
 
 
-def _count(node: Node, document: _Document) -> int | None:
+def _count(node: Node, text: str, document: _Document) -> int | None:
     """Return a number of devices, or complain."""
-    text = _text(node) or ""
     if re.fullmatch(r"[0-9]{1,6}", text):
         return int(text)
     document.complain(node, f"{clean(shorten(text)) or 'this'} is not a number of devices")
@@ -437,7 +463,9 @@ def _compose(services: Node, document: _Document) -> Collection:
         environ, environ_places = _compose_environment(service, document, folder)
         of_environment = document.problems[before:]
         del document.problems[before:]
-        found = _with_image(words, places, _get(service, "image"), entry, command or entry, environ, document)
+        image = _get(service, "image")
+        built = document.expand(image)
+        found = _with_image(words, places, image, built, entry, command or entry, environ, document)
         if found is None:
             continue  # a service of another kind
         document.problems += of_environment
@@ -446,14 +474,14 @@ def _compose(services: Node, document: _Document) -> Collection:
             Command(
                 name=name, argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned}, environ_places=environ_places,
                 mounts=tuple(_compose_mounts(_get(service, "volumes"), folder, document)), host_limit_bytes=limit, host_limit_where=limit_where,
-                device_count=_compose_devices(service, document), inherits=False,
+                device_count=0 if _CPU_IMAGE.fullmatch(built) else _compose_devices(service, document), inherits=False,
             )
         )  # fmt: skip
     return Collection(path=document.path, commands=tuple(commands), groups=(tuple(c.name for c in commands),) if len(commands) > 1 else ())
 
 
 def _with_image(
-    words: list[str], places: list[Where], image: Node | None, entry: Node | None, last: Node | None, environ: Mapping[str, str], document: _Document
+    words: list[str], places: list[Where], image: Node | None, built: str, entry: Node | None, last: Node | None, environ: Mapping[str, str], document: _Document
 ) -> Found | None:
     """Return the engine's command of a container: the one written, or arguments behind the image's own program."""
     before = len(document.problems)
@@ -461,7 +489,7 @@ def _with_image(
     if found is not None or len(document.problems) > before or image is None or entry is not None:
         return found
     for part, program in _IMAGES:
-        if part in (_text(image) or ""):
+        if part in built:
             return document.found([program, *words], [document.where(image), *places], last or image, environ)
     return None
 
@@ -470,10 +498,10 @@ def _compose_mounts(volumes: Any, folder: str, document: _Document) -> Iterator[
     for item in _list(volumes):
         text = _text(item)
         if text is not None:
-            parts = expand(text, document.environ).split(":")
+            parts = document.expand(item).split(":")
             source, target = (parts[0], parts[1]) if len(parts) > 1 else ("", "")
         else:
-            source, target = _text(_get(item, "source")) or "", _text(_get(item, "target")) or ""
+            source, target = document.expand(_get(item, "source")), document.expand(_get(item, "target"))
         if source.startswith((".", "/", "~")) and target:
             yield target, source if source.startswith(("/", "~")) else str(PurePath(folder, source))
 
@@ -484,8 +512,8 @@ def _compose_devices(service: Node, document: _Document) -> int | None:
         if ids:
             return len(ids)
         count = _get(item, "count")
-        if count is not None and _text(count) != "all":
-            return _count(count, document)
+        if count is not None and (number := document.expand(count)) != "all":
+            return _count(count, number, document)
     return None
 
 
@@ -527,7 +555,9 @@ def _container(container: Node, owner: str, host_paths: Mapping[str | None, str 
             words += [_referenced(w, environ) for w in more]
             places += at
     entry = _get(container, "command")
-    found = _with_image(words, places, _get(container, "image"), entry, _get(container, "args") or entry, environ, document)
+    image = _get(container, "image")
+    built = _text(image) or ""
+    found = _with_image(words, places, image, built, entry, _get(container, "args") or entry, environ, document)
     if found is None:
         return None
     document.problems += of_environment
@@ -543,7 +573,7 @@ def _container(container: Node, owner: str, host_paths: Mapping[str | None, str 
     return Command(
         name=f"{owner}/{name}", argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned},
         environ_places=environ_places, mounts=tuple(mounts), host_limit_bytes=limit, host_limit_where=limit_where,
-        device_count=_count(cards, document) if cards is not None else 0 if limits is not None else None,
+        device_count=0 if _CPU_IMAGE.fullmatch(built) else _count(cards, _text(cards) or "", document) if cards is not None else 0 if limits is not None else None,
         inherits=False,
     )  # fmt: skip
 
