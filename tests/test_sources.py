@@ -387,3 +387,33 @@ def test_kubernetes_quantities(written, size, tmp_path):
 def test_what_is_no_kubernetes_quantity_is_told(written, judge):
     code, _, err = judge("k.yaml", POD + f"    resources: {{limits: {{memory: {written}}}}}\n")
     assert (code, f"8:34: {written} is not a memory limit" in err) == (2, True), err
+
+
+def test_a_variable_of_an_optional_file_that_is_absent_is_nothing(tmp_path):
+    absent, there = tmp_path / "absent.env", tmp_path / "there.env"
+    assert unit_argv(tmp_path, "llama-server -c 512 $MORE -a x${MORE}", f"EnvironmentFile=-{absent}") == ("llama-server", "-c", "512", "-a", "x")
+    there.write_text("MORE='-np 1'\n")
+    assert unit_argv(tmp_path, "llama-server $MORE $NONE", f"EnvironmentFile=-{there}\nEnvironmentFile=-{tmp_path}/*.none") == ("llama-server", "-np", "1")
+    with pytest.raises(InputError, match="the variable NONE is not defined"):
+        unit_argv(tmp_path, "llama-server $MORE $NONE", f"EnvironmentFile=-{there}")
+
+
+def test_llama_swap_macros_of_the_environment(tmp_path):
+    path = tmp_path / "l.yaml"
+    path.write_text("macros: {base: 'llama-server -m ${env.MODELS}/x.gguf'}\nmodels:\n  a:\n    cmd: ${base} -c ${env.CTX}\n")
+    assert read(path, MODELS="/srv", CTX="512").commands[0].argv == ("llama-server", "-m", "/srv/x.gguf", "-c", "512")
+    with pytest.raises(InputError, match=r"l.yaml:4:10: the macro \$\{env.CTX\} is not set in the environment"):
+        read(path, MODELS="/srv")
+
+
+def test_llama_swap_models_of_other_programs_are_passed_over(judge, tmp_path):
+    others = "  b: {cmd: 'docker run --name llama-server image -c 1'}\n  v: {cmd: 'vroom -m x'}\n"
+    groups = "groups:\n  g: {swap: false, members: [a, b, c]}\n"
+    for count, code in ((HUGE, 1), ("512", 0)):
+        own = f"  a: {{cmd: 'llama-server -m GEMMA -c {count}'}}\n  c: {{cmd: 'llama-server -m GEMMA -c 512'}}\n"
+        found = judge("l.yaml", "models:\n" + own + others + groups)
+        assert found[0] == code, found
+    assert read(tmp_path / "l.yaml").groups == (("a", "c"),)
+    code, _, err = judge("l.yaml", "models:\n" + others)
+    assert code == 2
+    assert "l.yaml:2:12: the model b is started by 'docker', which is not a program of an engine" in err

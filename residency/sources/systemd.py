@@ -44,6 +44,7 @@ class _Unit:
         self.given_places: dict[str, Where] = {}
         self.files: list[tuple[str, Where]] = []
         self.unset: set[str] = set()
+        self.absent = False  # whether an optional file is not there, so that its variables may be missing
         self.limit: int | None = None
         self.limit_where: Where | None = None
 
@@ -102,6 +103,7 @@ class _Unit:
             paths = sorted(glob.glob(path))[:_MOST_FILES] if any(c in path for c in "*?[") else [path]  # noqa: PTH207 - text paths
             if not optional and not paths:
                 self.complain(f"EnvironmentFile {clean(path)}: no such file", where)
+            self.absent = self.absent or (optional and not any(os.path.lexists(p) for p in paths))
             for one in paths:
                 if optional and not os.path.lexists(one):
                     continue
@@ -148,7 +150,7 @@ def _command(
     at = unit.source.places(raw, start, end)
     if "@" in prefixes:  # the second word is what the process is called
         del raw[1:2], at[1:2]
-    words, places, undefined = (raw, at, []) if ":" in prefixes else _expanded(raw, at, given)
+    words, places, undefined = (raw, at, []) if ":" in prefixes else _expanded(raw, at, given, lenient=unit.absent)
     try:
         found = unwrap(words, places, known, source=unit.source, end=end, environ=given)
     except NotSimpleError as error:
@@ -163,14 +165,17 @@ def _command(
     )  # fmt: skip
 
 
-def _expanded(raw: list[str], at: list[Where], values: Mapping[str, str]) -> tuple[list[str], list[Where], list[Problem]]:
-    """Put in variables: $NAME as a word of its own gives any number of words, ${NAME} stays in its word."""
+def _expanded(raw: list[str], at: list[Where], values: Mapping[str, str], *, lenient: bool) -> tuple[list[str], list[Where], list[Problem]]:
+    """Put in variables: $NAME as a word of its own gives any number of words, ${NAME} stays in its word.
+
+    ``lenient``: one that is not defined is nothing, as for systemd, and no problem.
+    """
     words: list[str] = []
     places: list[Where] = []
     problems: list[Problem] = []
 
     def value_of(name: str, where: Where) -> str:
-        if name not in values:
+        if name not in values and not lenient:
             message = f"the variable {name} is not defined in this unit or its environment files"
             problems.append(Problem(message=message, where=where))
         return values.get(name, "")

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from residency.engines.base import program_name
 from residency.errors import InputError, Problem
 from residency.launch.toml_file import read_text
 from residency.text import clean, shorten
@@ -19,7 +20,7 @@ from .environment import matters, read_variables
 from .words import Found, NotSimpleError, Text, expand, split, unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from yaml.nodes import MappingNode, Node
 
@@ -40,6 +41,8 @@ _IMAGES = (
 )
 #: llama.cpp's images without a back-end for accelerators in their tag.
 _CPU_IMAGE = re.compile(r"(?:.*/)?(?:ggml-org|ggerganov)/llama\.cpp:(?:server|light|full)(?:-b[0-9]+)?(?:@.*)?")
+#: Programs that start another one in a container.
+_CONTAINERS = ("docker", "podman", "nerdctl")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2})|([mkMGTPE])|([KMGTPE])i)?")
@@ -372,33 +375,46 @@ def _count(node: Node, text: str, document: _Document) -> int | None:
 def _llama_swap(root: MappingNode, document: _Document) -> Collection:
     macros = {name: _text(value) or "" for name, value in _items(_get(root, "macros"))}
     commands = []
+    others: list[tuple[Node, str]] = []  # models of no known engine: passed over when there are others
     for name, model in _items(_get(root, "models")):
         node = _get(model, "cmd")
         if node is None:
             document.complain(model, f"the model {clean(name)} has no cmd")
             continue
         own = {key: _text(value) or "" for key, value in _items(_get(model, "macros"))}
-        values = {**macros, **own, "PORT": _PORT, "MODEL_ID": name}
+        values = {**macros, **own, "PORT": _PORT, "MODEL_ID": name, **_of_caller((_text(node) or "", *macros.values(), *own.values()), document)}
         command = _swapped(node, values, document)
         if command is None:
             continue
         words, places = command
         environ, environ_places = _environment(_get(model, "env"), document, None)
         before = len(document.problems)
-        found = document.found(words, places, node, {**document.environ, **environ})
+        # what docker run is given is for the container's own program, whatever the container is called
+        inside = any(program_name(w) in _CONTAINERS for w in words[:2])
+        found = None if inside else document.found(words, places, node, {**document.environ, **environ})
         if found is None:
             if len(document.problems) == before:
-                document.complain(node, f"the model {clean(name)} is started by {clean(words[0] if words else '')!r}, which is not a program of an engine residency knows")
+                others.append((node, f"the model {clean(name)} is started by {clean(words[0] if words else '')!r}, which is not a program of an engine residency knows"))
             continue
         commands.append(
             Command(name=name, argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned}, environ_places=environ_places)
         )
+    if not commands:
+        for node, message in others:
+            document.complain(node, message)
+    judged = {c.name for c in commands}
     groups = []
     for title, group in _items(_get(root, "groups")):
         members = _members(title, group, {name for name, _ in _items(_get(root, "models"))}, document)
         if (_text(_get(group, "swap")) or "true").casefold() == "false":
-            groups.append(members)
+            groups.append(tuple(m for m in members if m in judged))
     return Collection(path=document.path, commands=tuple(commands), groups=tuple(g for g in groups if len(g) > 1))
+
+
+def _of_caller(texts: Iterable[str], document: _Document) -> dict[str, str]:
+    """Return the values of the macros ${env.NAME} in some texts, as far as the caller's environment has them."""
+    names = {name for text in texts for name in re.findall(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}", text)}
+    return {f"env.{name}": document.environ[name] for name in sorted(names) if name in document.environ}
 
 
 def _members(title: str, group: Node, names: set[str], document: _Document) -> tuple[str, ...]:
@@ -433,7 +449,7 @@ def _swapped(node: Node, values: Mapping[str, str], document: _Document) -> tupl
             break
     left = re.search(r"\$\{([^}]*)\}", text)
     if left:
-        why = "leads back to itself" if left[1] in values else "is not defined"
+        why = "leads back to itself" if left[1] in values else "is not set in the environment" if left[1].startswith("env.") else "is not defined"
         document.complain(node, f"the macro ${{{clean(left[1])}}} {why}")
         return None
     try:
