@@ -402,6 +402,13 @@ def test_llama_swap_macros_of_the_environment(tmp_path):
     path = tmp_path / "l.yaml"
     path.write_text("macros: {base: 'llama-server -m ${env.MODELS}/x.gguf'}\nmodels:\n  a:\n    cmd: ${base} -c ${env.CTX}\n")
     assert read(path, MODELS="/srv", CTX="512").commands[0].argv == ("llama-server", "-m", "/srv/x.gguf", "-c", "512")
+    (tmp_path / "e.yaml").write_text("models:\n  a: {cmd: llama-server}\n  b: {cmd: ''}\n")
+    with pytest.raises(InputError, match="the model b has an empty cmd"):
+        read(tmp_path / "e.yaml")
+    (tmp_path / "v.yaml").write_text("models:\n  a:\n    cmd: llama-server\n    env: ['LLAMA_ARG_CTX_SIZE=${env.CTX}']\n")
+    assert read(tmp_path / "v.yaml", CTX="512").commands[0].environ == {"LLAMA_ARG_CTX_SIZE": "512"}
+    with pytest.raises(InputError, match=r"v.yaml:4:11: the macro \$\{env.CTX\} is not set in the environment"):
+        read(tmp_path / "v.yaml")
     with pytest.raises(InputError, match=r"l.yaml:4:10: the macro \$\{env.CTX\} is not set in the environment"):
         read(path, MODELS="/srv")
 

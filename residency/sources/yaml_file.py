@@ -387,14 +387,23 @@ def _llama_swap(root: MappingNode, document: _Document) -> Collection:
         if command is None:
             continue
         words, places = command
+        if not words:
+            document.complain(node, f"the model {clean(name)} has an empty cmd")
+            continue
         environ, environ_places = _environment(_get(model, "env"), document, None)
+        for variable, value in environ.items():
+            for macro, put in _of_caller((value,), document).items():
+                environ[variable] = environ[variable].replace("${" + macro + "}", put)
+            unset = re.search(r"\$\{env\.[^}]*\}", environ[variable])
+            if unset:
+                document.problems.append(Problem(message=f"the macro {clean(unset[0])} is not set in the environment", where=environ_places[variable]))
         before = len(document.problems)
         # what docker run is given is for the container's own program, whatever the container is called
         inside = any(program_name(w) in _CONTAINERS for w in words[:2])
         found = None if inside else document.found(words, places, node, {**document.environ, **environ})
         if found is None:
             if len(document.problems) == before:
-                others.append((node, f"the model {clean(name)} is started by {clean(words[0] if words else '')!r}, which is not a program of an engine residency knows"))
+                others.append((node, f"the model {clean(name)} is started by {clean(words[0])!r}, which is not a program of an engine residency knows"))
             continue
         commands.append(
             Command(name=name, argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned}, environ_places=environ_places)
