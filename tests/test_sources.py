@@ -424,3 +424,9 @@ def test_llama_swap_models_of_other_programs_are_passed_over(judge, tmp_path):
     code, _, err = judge("l.yaml", "models:\n" + others)
     assert code == 2
     assert "l.yaml:2:12: the model b is started by 'docker', which is not a program of an engine" in err
+
+
+def test_variables_that_are_never_closed_do_not_hang(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("services:\n  s:\n    image: " + "${A:-" * 40000 + "\n    command: llama-server -c ${A:-5${B:-1}2}\n")
+    assert read(path).commands[0].argv == ("llama-server", "-c", "512")

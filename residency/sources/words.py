@@ -20,7 +20,7 @@ _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox")
 #: What a shell would put in place of a variable and split at white space, with nothing else happening.
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 #: Compose's; what stands behind ``:-`` may hold variables itself.
-_INTERPOLATED = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+?])((?:\$\{[^{}]*\}|[^}])*+))?\}|\$([A-Za-z_][A-Za-z0-9_]*)")
+_INTERPOLATED = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+?])((?:\$\{[^{}]*\}|\$(?!\{)|[^}$])*+))?\}|\$([A-Za-z_][A-Za-z0-9_]*)")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+ \t-]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
