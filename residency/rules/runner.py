@@ -59,7 +59,8 @@ def ask(rule: Rule, facts: Facts, owner: str) -> tuple[Finding, ...]:
         if fault is None:
             assert isinstance(item, Finding)
             # What only the core may say: a fix was tried, a veto is waived, who is to blame.
-            found.append(replace(item, fixes=(), waived=None, culprit=None, missing_title=None))
+            claimed = type(item.fixes) is not tuple or item.fixes or item.waived is not None or item.culprit is not None or item.missing_title is not None
+            found.append(replace(item, fixes=(), waived=None, culprit=None, missing_title=None) if claimed else item)
         else:
             found.append(_broken(rule, owner, fault))
     return tuple(found)
