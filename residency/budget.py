@@ -158,7 +158,12 @@ class PoolSum:
     @property
     def usable_bytes(self) -> int | None:
         """What the launch may take here; a ceiling is compared with the devices' part alone. None: unknown."""
-        return usable_bytes(self.pool, host_bytes=sum(a.likely_bytes for a in self.allocations if a.device in (None, "CPU")))
+        return usable_bytes(self.pool, host_bytes=self.host_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Likely bytes that no accelerator uses."""
+        return sum(a.likely_bytes for a in self.allocations if a.device in (None, "CPU"))
 
     @property
     def reserve_bytes(self) -> int:

@@ -429,7 +429,7 @@ def _run(options: argparse.Namespace) -> int:
         report = judge_until(look, options.wait_for_memory)
     if options.json:
         _warn(json.dumps(report.to_dict(), ensure_ascii=True))
-    if not report.allowed or options.dry_run or len(report.findings) > len([f for f in report.findings if f.outcome in _QUIET]):
+    if not report.allowed or options.dry_run or any(f.outcome not in _QUIET for f in report.findings):
         _warn(plain(render(report)))
     if not report.allowed:
         return int(report.exit_code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from residency.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from residency.where import Where
 
@@ -26,6 +26,20 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         bare.setdefault(other.lstrip("-"), other)
     close = difflib.get_close_matches(name[:80].lstrip("-"), bare, n=1, cutoff=ALIKE)
     return bare[close[0]] if close else None
+
+
+def by_section(values: Mapping[str, Any], version: str | None) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return values by target as knobs by section, with the engine's version as it was given, and as options by name."""
+    sections: dict[str, dict[str, Any]] = {}
+    options: dict[str, Any] = {}
+    for target, value in values.items():
+        if target.startswith("option:"):
+            options[target.removeprefix("option:")] = value
+        else:
+            section, _, knob = target.partition(".")
+            sections.setdefault(section, {})[knob] = value
+    sections.setdefault("engine", {})["version"] = version
+    return sections, options
 
 
 @dataclass

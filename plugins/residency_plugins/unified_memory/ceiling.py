@@ -61,11 +61,10 @@ def check(facts: Facts) -> list[Finding] | Finding:
         exceeded, free = over(found, facts), pool.free_bytes if pool.free_bytes is not None else pool.total_bytes
         if exceeded is None or exceeded.need_bytes > free - pool.reserved_bytes or exceeded.have_bytes >= free - pool.reserved_bytes:
             continue  # it is under the ceiling, or what is free is the narrower limit, and others say so
-        on_device = sum(a.likely_bytes for a in found.allocations if a.device not in (None, "CPU"))
         findings.append(
             rule.veto(
                 f"{pool.name}: {device.name} may use {size(pool.ceiling_bytes)} of the {size(pool.total_bytes)} ({called}), and the launch puts "
-                f"{size(on_device)} there. That {size(free)} are free does not help the device.",
+                f"{size(found.likely_bytes - found.host_bytes)} there. That {size(free)} are free does not help the device.",
                 pool=pool.name, need_bytes=exceeded.need_bytes, have_bytes=exceeded.have_bytes, ways=facts.budget.ways,
             )
         )

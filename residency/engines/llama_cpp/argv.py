@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from residency.engines import patterns
 from residency.engines.base import version_in, version_key
-from residency.engines.reading import Reading
+from residency.engines.reading import Reading, by_section
 from residency.launch.knobs import KNOB_TYPES, Knobs
 from residency.launch.model import Launch
 from residency.text import clean, shorten
@@ -343,18 +343,11 @@ def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], 
         values.pop("context.sequences")  # automatic, the same as not given
     if values.get("layers.on_device") in (-1, -2):
         values["layers.on_device"] = "auto" if values["layers.on_device"] == -1 else "all"
-    sections: dict[str, dict[str, Any]] = {}
-    options: dict[str, Any] = {}
-    for key, value in values.items():
-        if key.startswith("option:"):
-            options[key[7:]] = value
-        else:
-            section, _, knob = key.partition(".")
-            if isinstance(value, int) and not isinstance(value, bool) and value < KNOB_TYPES.get(key, 0):
-                reading.complain(f"{key} cannot be {value}", reading.places[key])
-                continue
-            sections.setdefault(section, {})[knob] = value
-    sections.setdefault("engine", {})["version"] = given
+    for key, value in list(values.items()):
+        if not key.startswith("option:") and isinstance(value, int) and not isinstance(value, bool) and value < KNOB_TYPES.get(key, 0):
+            reading.complain(f"{key} cannot be {value}", reading.places[key])
+            values.pop(key)
+    sections, options = by_section(values, given)
     return Launch(
         engine=reading.fork,
         version=given,

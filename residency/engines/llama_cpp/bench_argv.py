@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from residency.engines import patterns
-from residency.engines.reading import Reading
+from residency.engines.reading import Reading, by_section
 from residency.launch.knobs import Knobs
 from residency.launch.model import Launch
 from residency.text import clean
@@ -149,12 +149,7 @@ def _launch(reading: Reading, argv: Sequence[str], environ: Mapping[str, str], g
     reading.places.setdefault("context.length", reading.places.get("prompt", Where(source="default")))
     if values.get("layers.on_device", 0) < 0:
         values["layers.on_device"] = "all"
-    options = {key[7:]: value for key, value in values.items() if key.startswith("option:")}
-    sections: dict[str, dict[str, Any]] = {"engine": {"version": given}}
-    for key, value in values.items():
-        if not key.startswith("option:"):
-            section, _, knob = key.partition(".")
-            sections.setdefault(section, {})[knob] = value
+    sections, options = by_section(values, given)
     knobs = Knobs()
     try:
         knobs = Knobs.model_validate(sections)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import version_in
-from residency.engines.reading import Reading
+from residency.engines.reading import Reading, by_section
 from residency.launch.knobs import Knobs
 from residency.launch.model import Launch
 from residency.launch.sizes import LARGEST
@@ -237,15 +237,7 @@ def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], 
     prefill = values.get("context.prefill")
     if isinstance(prefill, str) and prefill.startswith("auto:"):
         values["context.prefill"], values["option:prefill-auto-max"] = "auto", int(prefill[5:])
-    sections: dict[str, dict[str, Any]] = {}
-    options: dict[str, Any] = {}
-    for key, value in values.items():
-        if key.startswith("option:"):
-            options[key[7:]] = value
-        else:
-            section, _, knob = key.partition(".")
-            sections.setdefault(section, {})[knob] = value
-    sections.setdefault("engine", {})["version"] = given
+    sections, options = by_section(values, given)
     return Launch(
         engine="strata", version=given, knobs=Knobs.model_validate(sections), options=options, places=places,
         program=program, argv=tuple(argv), environ={k: environ[k] for k in ENVIRONMENT if k in environ}, name=program,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from residency.engines.base import version_in
-from residency.engines.reading import Reading
+from residency.engines.reading import Reading, by_section
 from residency.launch.knobs import Knobs
 from residency.launch.model import Launch
 from residency.text import clean
@@ -157,20 +157,13 @@ def _environment(reading: _Reading, environ: Mapping[str, str]) -> None:
 
 
 def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], given: str | None) -> Launch:
-    sections: dict[str, dict[str, Any]] = {"engine": {"version": given}}
-    options: dict[str, Any] = {}
     values = reading.values
     if "kv.key_type" in values:
         values["kv.value_type"] = values["kv.key_type"]
         reading.places["kv.value_type"] = reading.places["kv.key_type"]
     if values.get("context.batch") == 0:
         values.pop("context.batch")  # 0 is the engine's word for automatic
-    for key, value in values.items():
-        if key.startswith("option:"):
-            options[key[7:]] = value
-        else:
-            section, _, knob = key.partition(".")
-            sections.setdefault(section, {})[knob] = value
+    sections, options = by_section(values, given)
     return Launch(
         engine="vllm.cpp",
         version=given,
