@@ -218,6 +218,26 @@ def test_llama_cpp_pythons_keywords_become_the_same_launch():
         llama_cpp_argv({})
 
 
+@pytest.mark.parametrize(
+    ("keyword", "said"),
+    [
+        ({"split_mode": 7}, "split_mode=7 is not a split mode of the engine"),
+        ({"split_mode": -1}, "split_mode=-1 is not a split mode of the engine"),
+        ({"type_k": 99}, "type_k=99 is not a cache type of the engine"),
+        ({"type_v": 4}, "type_v=4 is not a cache type of the engine"),
+    ],
+)
+def test_a_number_that_names_nothing_is_refused_by_name(keyword, said):
+    with pytest.raises(InputError, match=said):
+        llama_cpp_argv({"model_path": "m.gguf", **keyword})
+
+
+def test_split_modes_keep_their_numbers():
+    for number, name in enumerate(("none", "layer", "row", "tensor")):
+        argv = llama_cpp_argv({"model_path": "m.gguf", "split_mode": number})
+        assert argv[argv.index("-sm") + 1] == name
+
+
 def test_a_guarded_constructor_is_called_only_when_allowed(gemma_path):
     made = []
 

@@ -35,11 +35,11 @@ def _when(flag: str, *, value: bool) -> Callable[[Any], list[str]]:
     return lambda given: [flag] if bool(given) is value else []
 
 
-def _type(flag: str) -> Callable[[Any], list[str]]:
+def _named(flag: str, names: Mapping[int, str], keyword: str, what: str) -> Callable[[Any], list[str]]:
     def words(value: Any) -> list[str]:
-        name = _CACHE_TYPES.get(int(value))
+        name = names.get(int(value))
         if name is None:
-            raise InputError(f"{value} is not a cache type of the engine")
+            raise InputError(f"{keyword}={value} is not a {what} of the engine")
         return [flag, name]
 
     return words
@@ -51,12 +51,12 @@ _LLAMA: Mapping[str, Callable[[Any], list[str]]] = {
     "n_batch": _number("-b"),
     "n_ubatch": _number("-ub"),
     "n_gpu_layers": lambda value: ["-ngl", "all" if int(value) < 0 else str(int(value))],
-    "split_mode": lambda value: ["-sm", _SPLIT_MODES.get(int(value), "layer")],
+    "split_mode": _named("-sm", _SPLIT_MODES, "split_mode", "split mode"),
     "main_gpu": _number("-mg"),
     "tensor_split": lambda value: ["-ts", ",".join(f"{float(v):g}" for v in value)],
     "flash_attn": lambda value: ["-fa", "on" if value else "off"],
-    "type_k": _type("-ctk"),
-    "type_v": _type("-ctv"),
+    "type_k": _named("-ctk", _CACHE_TYPES, "type_k", "cache type"),
+    "type_v": _named("-ctv", _CACHE_TYPES, "type_v", "cache type"),
     "offload_kqv": _when("-nkvo", value=False),
     "op_offload": _when("--no-op-offload", value=False),
     "swa_full": _when("--swa-full", value=True),
