@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from residency.where import DEFAULT, Where
@@ -11,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .knobs import Knobs
+
+
+_reader = cache(attrgetter)  # knobs are few, and every rule reads some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +42,7 @@ class Launch:
 
     def get(self, knob: str) -> Any:
         """Return the value of "section.key", or None when it was not asked for."""
-        section, _, key = knob.partition(".")
-        return getattr(getattr(self.knobs, section), key)
+        return _reader(knob)(self.knobs)
 
     def setting(self, name: str) -> Any:
         """Return the value of a knob or "option:NAME"; None when it was not asked for or there is no such knob."""

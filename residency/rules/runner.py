@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from residency.clock import NoAnswer, time_limit
@@ -67,11 +68,14 @@ def ask(rule: Rule, facts: Facts, owner: str) -> tuple[Finding, ...]:
 
 
 #: Fields of a finding and the types they may have.
-_FIELDS: tuple[tuple[str, tuple[type, ...]], ...] = (
-    ("message", (str,)), ("missing", (str, type(None))), ("knob", (str, type(None))), ("pool", (str, type(None))),
-    ("need_bytes", (int, type(None))), ("have_bytes", (int, type(None))), ("largest_name", (str, type(None))),
-    ("largest_bytes", (int, type(None))), ("ways", (tuple,)), ("where", (Where, type(None))),
-)  # fmt: skip
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "message": (str,), "missing": (str, type(None)), "knob": (str, type(None)), "pool": (str, type(None)),
+    "need_bytes": (int, type(None)), "have_bytes": (int, type(None)), "largest_name": (str, type(None)),
+    "largest_bytes": (int, type(None)), "ways": (tuple,), "where": (Where, type(None)),
+}  # fmt: skip
+_VALUES = attrgetter(*_FIELDS)
+#: Types the fields were found to have together, all allowed: a report asks this of every answer of every rule.
+_SEEN: set[tuple[type, ...]] = set()
 
 
 def _fault(item: object, rule: Rule, facts: Facts) -> str | None:
@@ -82,10 +86,12 @@ def _fault(item: object, rule: Rule, facts: Facts) -> str | None:
         return f"it answered for another rule, {_shown(item.rule)}"
     if type(item.outcome) is not Outcome:
         return f"unknown outcome {_shown(item.outcome)}"
-    for name, kinds in _FIELDS:
-        value: object = getattr(item, name)
-        if type(value) not in kinds:
-            return f"its {name} is {_shown(value)}"
+    kinds = tuple(map(type, _VALUES(item)))
+    if kinds not in _SEEN:
+        for (name, allowed), kind in zip(_FIELDS.items(), kinds, strict=True):
+            if kind not in allowed:
+                return f"its {name} is {_shown(getattr(item, name))}"
+        _SEEN.add(kinds)
     for way in item.ways:
         if type(way) is not Way or type(way.knob) is not str or not facts.launch.has(way.knob):
             return f"it offers {_shown(way)}, which changes no setting there is"

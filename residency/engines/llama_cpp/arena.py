@@ -7,6 +7,8 @@ over its operand's place when nothing else needs it. The peak of the open end is
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 #: Free space behind the last block: no limit.
 _OPEN = 1 << 62
 
@@ -111,26 +113,18 @@ class Tape:
             uses[h] += 1
 
         def free(place: int, size: int) -> None:
-            if not size:
-                return
-            end = place + size
-            for i, start in enumerate(starts):
-                if start + lengths[i] == place:
-                    lengths[i] += size
-                    if i + 1 < len(starts) and starts[i + 1] == end:
-                        lengths[i] += lengths.pop(i + 1)
-                        del starts[i + 1]
-                    return
-                if start == end:
-                    starts[i] = place
-                    lengths[i] += size
-                    return
-                if start > place:
-                    starts.insert(i, place)
-                    lengths.insert(i, size)
-                    return
-            starts.append(place)
-            lengths.append(size)
+            i = bisect_left(starts, place)  # the open end is the last block, so there is always one behind
+            if i and starts[i - 1] + lengths[i - 1] == place:
+                lengths[i - 1] += size
+                if starts[i] == place + size:
+                    lengths[i - 1] += lengths.pop(i)
+                    del starts[i]
+            elif starts[i] == place + size:
+                starts[i] = place
+                lengths[i] += size
+            else:
+                starts.insert(i, place)
+                lengths.insert(i, size)
 
         for handle in range(self._done, len(kinds)):
             sources = self._sources[handle]
@@ -149,12 +143,9 @@ class Tape:
                     owner[handle] = True
                 elif size:
                     best, best_length = -1, _OPEN
-                    for i in range(len(starts) - 1):
-                        length = lengths[i]
+                    for i, length in enumerate(lengths):  # the open end comes last and is longer than any block
                         if size <= length <= best_length:
                             best, best_length = i, length
-                    if best < 0:
-                        best = len(starts) - 1
                     place = starts[best]
                     if lengths[best] == size:
                         del starts[best], lengths[best]
@@ -163,7 +154,8 @@ class Tape:
                         lengths[best] -= size
                     places[handle] = place
                     owner[handle] = True
-                    high = max(high, place + size)
+                    if place + size > high:  # noqa: PLR1730 - the hot loop
+                        high = place + size
             for s in sources:
                 uses[s] -= 1
                 if uses[s] or views[s]:

@@ -157,8 +157,11 @@ def _rows(checkpoint: Checkpoint, hyper: HyperParameters) -> tuple[Row, ...]:
     return tuple(found)
 
 
+_FLOAT = struct.Struct("f")
+
+
 def _f32(value: float) -> float:
-    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    rounded: float = _FLOAT.unpack(_FLOAT.pack(value))[0]
     return rounded
 
 
@@ -181,13 +184,10 @@ def layer_devices(hyper: HyperParameters, settings: Settings, devices: Sequence[
         points.append(total)
     if total:
         points = [_f32(p / total) for p in points]
-    found = []
-    for i in range(count + 1):
-        if i < start or i - start >= active:
-            found.append(-1)
-        else:
-            found.append(min(bisect_right(points, _f32(_f32(float(i - start)) / _f32(float(active)))), len(devices) - 1))
-    return tuple(found)
+    last = len(devices) - 1
+    # Block numbers are exact in float32; only their quotient is rounded.
+    held = [min(bisect_right(points, _f32(i / active)), last) if last else 0 for i in range(min(active, count + 1 - start))]
+    return (*[-1] * start, *held, *[-1] * (count + 1 - start - len(held)))
 
 
 def used_devices(settings: Settings) -> tuple[tuple[DeviceSpec, ...], Remark | None]:
@@ -257,21 +257,6 @@ class _Group(NamedTuple):
     number: int
 
 
-def _sum(rows: Iterable[Row], rules: BufferRules) -> _Group:
-    weights = experts = count = 0
-    largest: Row | None = None
-    for row in rows:
-        size = row.size(rules)
-        count += 1
-        if row.expert:
-            experts += size
-        else:
-            weights += size
-        if largest is None or row.nbytes > largest.nbytes:
-            largest = row
-    return _Group(weights, experts, largest, count)
-
-
 class _Table:
     """Everything about a checkpoint's tensors that does not depend on the launch."""
 
@@ -282,6 +267,7 @@ class _Table:
             self.by_place.setdefault(row.place, []).append(index)
         self.stuck = {place: [i for i in found if self.rows[i].stuck] for place, found in self.by_place.items()}
         self.stuck_names = frozenset(r.name for r in self.rows if r.stuck)
+        self.sizes: dict[BufferRules, list[int]] = {}
         self.groups: dict[tuple[int, BufferRules, bool | None], _Group] = {}
         self.matches: dict[str, frozenset[int]] = {}
 
@@ -290,9 +276,27 @@ class _Table:
         key = (place, rules, stuck)
         found = self.groups.get(key)
         if found is None:
-            rows = (self.rows[i] for i in self.by_place.get(place, ()))
-            found = self.groups[key] = _sum((r for r in rows if stuck is None or r.stuck is stuck), rules)
+            indices = self.by_place.get(place, ())
+            found = self.groups[key] = self.sum((i for i in indices if stuck is None or self.rows[i].stuck is stuck), rules)
         return found
+
+    def sum(self, indices: Iterable[int], rules: BufferRules) -> _Group:
+        """Return the sums of some rows in buffers with these rules."""
+        sizes = self.sizes.get(rules)
+        if sizes is None:
+            sizes = self.sizes[rules] = [row.size(rules) for row in self.rows]
+        weights = experts = count = 0
+        largest: Row | None = None
+        for i in indices:
+            row = self.rows[i]
+            count += 1
+            if row.expert:
+                experts += sizes[i]
+            else:
+                weights += sizes[i]
+            if largest is None or row.nbytes > largest.nbytes:
+                largest = row
+        return _Group(weights, experts, largest, count)
 
     def matching(self, pattern: str) -> frozenset[int]:
         """Return the rows a pattern is found in. Raises what :func:`residency.engines.patterns.searcher` raises."""
@@ -412,6 +416,14 @@ def _place(
             ))  # fmt: skip
         return -1
 
+    def assign(device: int, indices: list[int]) -> None:
+        if device < 0:
+            host.add(table.sum(indices, cpu))
+            host_rows.extend(table.rows[i] for i in indices)
+        else:
+            sums[device].add(table.sum(indices, rules[device]))
+
+    elsewhere: dict[str, list[int]] = {}  # rows that overrides move, by their target
     skipped_from = hyper.layers_all if settings.load_mtp or hyper.architecture == "graniteswitch" else hyper.layers
     for place, indices in table.by_place.items():
         if place == SKIPPED or skipped_from <= place < hyper.layers_all:
@@ -439,20 +451,16 @@ def _place(
                     sums[device].add(table.group(place, rules[device]))
             continue
         gone = set(moved)
-        rest = [table.rows[i] for i in indices if i not in gone]
+        rest = [i for i in indices if i not in gone]
         if any(cuda[d] for d in chosen if d >= 0):
-            left = [r for r in rest if r.stuck]
-            host.add(_sum(left, cpu))
-            host_rows += left
-            rest = [r for r in rest if not r.stuck]
-        pairs = [(device, rest) for device in chosen]
-        pairs += [(target(taken[i]), [table.rows[i]]) for i in moved]
-        for device, rows in pairs:
-            if device < 0:
-                host.add(_sum(rows, cpu))
-                host_rows += rows
-            else:
-                sums[device].add(_sum(rows, rules[device]))
+            assign(-1, [i for i in rest if table.rows[i].stuck])
+            rest = [i for i in rest if not table.rows[i].stuck]
+        for device in chosen:
+            assign(device, rest)
+        for i in moved:
+            elsewhere.setdefault(taken[i], []).append(i)
+    for name, indices in elsewhere.items():
+        assign(target(name), indices)
     _drop_second_table(host, host_rows, cpu)
     return sums, host, host_rows, taken
 
