@@ -107,7 +107,7 @@ def prepare_all(source: Source, inputs: Inputs) -> Prepared:
 def _collection(path: str, reader: Reader, inputs: Inputs) -> Prepared:
     from residency.sources import placed, placed_error
 
-    environ = os.environ if inputs.environ is None else inputs.environ
+    environ = dict(os.environ) if inputs.environ is None else inputs.environ  # a copy: os.environ encodes each name it is asked for
     policy = _policy(inputs)
     plugins = load_plugins(policy.plugins)
     found = reader(path, known=lambda program: engine_of_program(program, plugins) is not None, environ=environ)
@@ -168,6 +168,12 @@ def _mounted(launch: Launch, command: Command) -> Launch:
 def _limited(machine: Machine, command: Command) -> Machine:
     """Return the machine as the process sees it: the host pool under its memory limit, fewer devices."""
     limit = command.host_limit_bytes
+    if command.host_limit_share is not None:
+        total = machine.host_pool.total_bytes
+        if total is None:
+            message = "the memory limit is a share of the host's memory, and the size of that is not known; write it in bytes"
+            raise InputError([Problem(message=message, where=command.host_limit_where)])
+        limit = int(total * command.host_limit_share)
     if limit is not None:
         pools = []
         for pool in machine.pools:
@@ -190,7 +196,7 @@ def prepare(source: Source, inputs: Inputs) -> Case:
     _checked(source, inputs)
     if isinstance(source, (str, os.PathLike)) and reader_for(os.fspath(source)) is not None:
         raise InputError(f"{clean(os.fspath(source))} may hold several launches; residency validate judges such files")
-    environ = os.environ if inputs.environ is None else inputs.environ
+    environ = dict(os.environ) if inputs.environ is None else inputs.environ  # a copy: os.environ encodes each name it is asked for
     policy = _policy(inputs)
     plugins = load_plugins(policy.plugins)
     launch, engine = read_launch(source, engine=inputs.engine, environ=environ, plugins=plugins, overrides=inputs.overrides)

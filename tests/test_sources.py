@@ -184,10 +184,12 @@ def test_systemd_environment_files_win_over_environment(judge, tmp_path):
         ("EnvironmentFile=-HERE/nosuch", 0, ""),
         ("EnvironmentFile=HERE/fifo", 2, "a.service:2:17: EnvironmentFile HERE/fifo: is a pipe, not a text file"),
         ("EnvironmentFile=/dev/zero", 2, "a.service:2:17: EnvironmentFile /dev/zero: is a device, not a text file"),
-        ("EnvironmentFile=-/etc/%i.env", 2, "a.service:2:17: EnvironmentFile /etc/%i.env cannot be followed"),
+        ("EnvironmentFile=-etc/a.env", 2, "a.service:2:17: EnvironmentFile etc/a.env cannot be followed"),
+        ("EnvironmentFile=-/etc/%H.env", 2, "a.service:2:17: %H is known only where the unit runs; write its value"),
         ("PassEnvironment=LANG LLAMA_ARG_CTX_SIZE", 2, "a.service:2:17: PassEnvironment takes LLAMA_ARG_CTX_SIZE from the service manager"),
         (f"Environment=LLAMA_ARG_CTX_SIZE={HUGE}\nUnsetEnvironment=LLAMA_ARG_CTX_SIZE", 0, ""),
-        ("MemoryMax=1%", 2, "a.service:2:11: MemoryMax=1% is a share of a machine that the unit does not name"),
+        ("MemoryMax=50%", 0, ""),
+        ("MemoryMax=101%", 2, "a.service:2:11: '101%' is not a memory limit"),
         ("MemoryMax=1M", 1, ""),
         ("MemoryMax=1M\nMemoryMax=infinity", 0, ""),
         ("MemoryMax=" + "9" * 5000, 2, "is not a memory limit"),
@@ -430,3 +432,98 @@ def test_variables_that_are_never_closed_do_not_hang(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("services:\n  s:\n    image: " + "${A:-" * 40000 + "\n    command: llama-server -c ${A:-5${B:-1}2}\n")
     assert read(path).commands[0].argv == ("llama-server", "-c", "512")
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_drop_ins_are_merged_after_the_unit_in_the_order_of_their_names(tmp_path):
+    unit = write(tmp_path / "x.service", "[Service]\nEnvironment=A=1 B=1\nExecStart=llama-server -c 1 -a ${A}${B}\nMemoryMax=8G\n")
+    write(tmp_path / "x.service.d" / "20-b.conf", "[Service]\nEnvironment=B=3\nMemoryMax=2G\n")
+    write(tmp_path / "x.service.d" / "10-a.conf", "[Service]\nEnvironment=B=2\nMemoryMax=4G\nExecStart=\nExecStart=llama-server -c 2 -a ${A}${B}\n")
+    write(tmp_path / "x.service.d" / "30-c.txt", "[Service]\nEnvironment=B=9\n")
+    (command,) = read(unit).commands
+    assert command.argv == ("llama-server", "-c", "2", "-a", "13")
+    assert command.host_limit_bytes == 2 * 2**30
+    assert str(command.host_limit_where) == f"{tmp_path}/x.service.d/20-b.conf:3:11"
+    assert str(command.places[1]) == f"{tmp_path}/x.service.d/10-a.conf:5:24"
+    write(tmp_path / "x.service.d" / "40-d.conf", "[Service]\nEnvironment=\nEnvironment=A=5 B=\nMemoryMax=\n")
+    (command,) = read(unit).commands
+    assert (command.argv[-1], command.host_limit_bytes) == ("5", None)
+    (tmp_path / "x.service.d" / "40-d.conf").unlink()
+    (tmp_path / "x.service.d" / "40-d.conf").symlink_to("/dev/null")
+    assert read(unit).commands[0].argv[-1] == "13", "a drop-in that is masked says nothing"
+
+
+def test_a_drop_in_with_a_second_command_is_told(tmp_path):
+    unit = write(tmp_path / "x.service", "[Service]\nExecStart=llama-server -c 1\n")
+    extra = write(tmp_path / "x.service.d" / "a.conf", "[Service]\nExecStart=llama-server -c 2\n")
+    with pytest.raises(InputError, match=r"x.service.d/a.conf:2:11: this adds a second command, which only Type=oneshot takes"):
+        read(unit)
+    extra.write_text("[Service]\nType=oneshot\nExecStart=llama-server -c 2\n")
+    assert len(read(unit).commands) == 2
+
+
+@pytest.mark.parametrize("folder", ["a-b@two.service.d", "a-b@.service.d", "a-.service.d", "service.d"])
+def test_drop_ins_of_an_instance_its_template_its_prefix_and_every_service(folder, tmp_path):
+    write(tmp_path / "a-b@.service", "[Service]\nExecStart=llama-server -c ${C} -a %i\n")
+    write(tmp_path / folder / "x.conf", "[Service]\nEnvironment=C=7\n")
+    (command,) = read(tmp_path / "a-b@two.service").commands
+    assert (command.name, command.argv) == ("a-b@two.service", ("llama-server", "-c", "7", "-a", "two"))
+
+
+def test_drop_ins_of_the_administrator_count_for_a_unit_of_the_system(tmp_path, monkeypatch):
+    from residency.sources import systemd
+
+    etc, usr = tmp_path / "etc", tmp_path / "usr"
+    monkeypatch.setattr(systemd, "_SYSTEM", (str(etc), str(usr)))
+    unit = write(usr / "x.service", "[Service]\nExecStart=llama-server -c 1 -m %h/m.gguf\n")
+    write(usr / "x.service.d" / "o.conf", "[Service]\nExecStart=\nExecStart=llama-server -c 3\n")
+    write(etc / "x.service.d" / "o.conf", "[Service]\nExecStart=\nExecStart=llama-server -c 2 -m %h/m.gguf\n")
+    assert read(unit).commands[0].argv == ("llama-server", "-c", "2", "-m", "/root/m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("%i", r"big-m\x2dx"), ("%I", "big/m-x"), ("%n", r"chat-gpu@big-m\x2dx.service"), ("%N", r"chat-gpu@big-m\x2dx"), ("%p", "chat-gpu"), ("%j", "gpu"), ("50%%", "50%"),
+     ("%f", "/big/m-x"), ("%h/x", "/root/x"), ("%S", "/var/lib"), ("%q", "%q"), ("7%", "7%")],
+)  # fmt: skip
+def test_specifiers(written, value, tmp_path):
+    write(tmp_path / "chat-gpu@.service", f'[Service]\nUser=llama\nEnvironment="V={written}"\nExecStart=llama-server -a {written} -b $V\n')
+    (command,) = read(tmp_path / r"chat-gpu@big-m\x2dx.service").commands
+    assert command.argv[2] == value
+    assert command.environ == {"V": value}
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("ExecStart=llama-server -m /m/%i.gguf", r"a@.service:2:27: %i is the name of an instance, and this is a template; judge a@INSTANCE.service in the same folder"),
+        ("ExecStart=llama-server -m %h/m.gguf", r"a@.service:2:27: %h depends on the manager that runs the unit"),
+        ("Environment=LLAMA_ARG_MODEL=%H\nExecStart=llama-server", r"a@.service:2:13: %H is known only where the unit runs; write its value"),
+        ("Environment=M=%v\nExecStart=llama-server -m $M", r"a@.service:2:13: %v is known only where the unit runs; write its value"),
+    ],
+)
+def test_specifiers_that_cannot_be_known_are_told(entry, said, tmp_path):
+    with pytest.raises(InputError, match=said):
+        read(write(tmp_path / "a@.service", f"[Service]\n{entry}\n"))
+
+
+def test_specifiers_that_decide_nothing_do_not_matter(tmp_path):
+    unit = write(tmp_path / "a@.service", "[Service]\nEnvironment=HOST=%H\nExecStart=/bin/echo %i\nExecStart=llama-server -c 1\n")
+    assert read(unit).commands[0].argv == ("llama-server", "-c", "1")
+    home = write(tmp_path / ".config" / "systemd" / "user" / "b.service", "[Service]\nExecStart=llama-server -m %h/m.gguf\n")
+    assert read(home).commands[0].argv[2] == f"{tmp_path}/m.gguf"
+
+
+def test_a_share_of_the_hosts_memory_is_that_of_the_machine(judge, tmp_path, gemma_path):
+    unit = f"[Service]\nMemoryMax=25.5%\nExecStart=llama-server -m {gemma_path} -c 512\n"
+    machine = {"name": "m", "pools": [{"name": "host", "total_bytes": 2**34}]}
+    (case,) = prepare_all(str(write(tmp_path / "x.service", unit)), Inputs(machine=machine)).cases
+    assert case.machine.host_pool.total_bytes == int(2**34 * 0.255)
+    assert case.machine.host_pool.evidence == f"memory limit at {tmp_path}/x.service:2:11"
+    with pytest.raises(InputError, match=r"x.service:2:11: x.service: the memory limit is a share of the host's memory, and the size of that is not known"):
+        prepare_all(str(tmp_path / "x.service"), Inputs(machine={"name": "m", "pools": [{"name": "host"}]}))

@@ -32,6 +32,7 @@ class Command:
     engine: str | None = None  # when the file says it
     mounts: tuple[tuple[str, str], ...] = ()  # (path the process sees, path here)
     host_limit_bytes: int | None = None  # memory limit the file puts on the process
+    host_limit_share: float | None = None  # the same as a share of the host's memory
     host_limit_where: Where | None = None
     device_count: int | None = None  # accelerators the file gives the process
     inherits: bool = True  # whether the process also gets the caller's environment

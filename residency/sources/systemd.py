@@ -1,4 +1,8 @@
-"""systemd units: ExecStart=, Environment=, EnvironmentFile=, MemoryMax=, as ``systemd.service(5)`` describes them."""
+"""systemd units: ExecStart=, Environment=, EnvironmentFile=, MemoryMax=, as ``systemd.service(5)`` describes them.
+
+Drop-ins (``NAME.service.d/*.conf``) are read after the unit in the order of their names, specifiers (``%i``) are put in
+where they can be known: ``systemd.unit(5)``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import glob
 import os
 import re
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from residency.errors import InputError, Problem
@@ -27,68 +32,157 @@ _COMMENT = re.compile(r"\n[ \t]*[#;][^\n]*(?=\n)")
 _SECTION = re.compile(r"^[ \t]*\[([^\]\n]*)\][ \t]*$", re.MULTILINE)
 _SIZE = re.compile(r"([0-9]{1,20})([KMGT]?)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?)%")
 _PREFIXES = "-@:+!|"
 _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OWN_WORD = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _MOST_FILES = 64
+#: Where the system manager looks for units and their drop-ins, the strongest first.
+_SYSTEM = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+_USER = ("/etc/systemd/user", "/run/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user")
+#: Every specifier there is; any other letter behind a per cent sign stays as it is.
+_SPECIFIER = re.compile(r"%([%aAbBCdDEfgGhHiIjJlLmMnNoprsStTuUvVwWyYP])")
+#: Folders of the system manager; those of a user's manager hang on that user's environment.
+_OF_SYSTEM = {"h": "/root", "u": "root", "U": "0", "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log", "E": "/etc"}
+
+
+class _Name:
+    """A unit's name and what specifiers make of it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = PurePath(path)
+        self.fragment = PurePath(os.path.abspath(path))  # noqa: PTH100 - text paths; the file of an instance is its template's
+        self.full = self.path.name
+        self.prefix, self.at, instance = self.full.removesuffix(".service").partition("@")
+        self.instance = instance or None
+        self.template = f"{self.prefix}@.service" if self.at else None
+        self.system: bool | None = None  # whether the system manager runs it; None: not known
+        folder = str(self.fragment.parent)
+        if folder in _SYSTEM:
+            self.system = True
+        elif folder in _USER or folder.endswith("/systemd/user"):
+            self.system = False
+
+    def folders(self) -> list[str]:
+        """Return the folders where drop-ins may lie, the strongest first."""
+        own = str(self.path.parent)
+        known = next((group for group in (_SYSTEM, _USER) if str(self.fragment.parent) in group), ())
+        places = dict.fromkeys((*known, own))
+        names = [self.full, *([self.template] if self.template and self.template != self.full else [])]
+        parts = self.prefix.split("-")
+        names += ["-".join(parts[:n]) + "-.service" for n in range(len(parts) - 1, 0, -1)]
+        return [str(PurePath(place, f"{name}.d")) for place in places for name in names] + [str(PurePath(place, "service.d")) for place in places]
+
+    def value(self, letter: str) -> str | None:
+        """Return what a specifier stands for; None: it cannot be known here."""
+        last = self.prefix.rsplit("-", 1)[-1]
+        instance = self.instance if self.at else ""
+        known = {
+            "%": "%", "n": self.full, "N": self.full.removesuffix(".service"), "p": self.prefix, "P": _unescaped(self.prefix), "j": last,
+            "J": _unescaped(last), "i": instance, "I": None if instance is None else _unescaped(instance),
+            "f": "/" + _unescaped(self.instance or self.prefix).lstrip("/") if instance is not None else None,
+            "y": str(self.fragment), "Y": str(self.fragment.parent),
+        }  # fmt: skip
+        if letter in known:
+            return known[letter]
+        folder = str(self.fragment.parent)
+        if letter == "h" and folder.endswith("/.config/systemd/user"):
+            return folder.removesuffix("/.config/systemd/user")
+        return _OF_SYSTEM.get(letter) if self.system else None
+
+
+def _unescaped(text: str) -> str:
+    """Undo systemd's escaping of a name: a dash stands for a slash, a code in hexadecimal for its character."""
+    return re.sub(r"\\x([0-9a-fA-F]{2})", lambda m: chr(int(m[1], 16)), text.replace("-", "/"))
 
 
 class _Unit:
     """What the settings of one [Service] section add up to."""
 
-    def __init__(self, path: str, text: str) -> None:
-        self.path, self.source = path, Text(path, text)
+    def __init__(self, name: _Name) -> None:
+        self.name = name
         self.problems: list[Problem] = []
-        self.starts: list[tuple[str, int, int]] = []
+        self.starts: list[tuple[str, int, int, Text]] = []
+        self.several = False  # whether Type=oneshot lets it start several commands
         self.given: dict[str, str] = {}
         self.given_places: dict[str, Where] = {}
+        self.unknown: dict[str, Problem] = {}  # variables whose value holds what cannot be known here
         self.files: list[tuple[str, Where]] = []
+        self.passed: list[tuple[str, Where]] = []
         self.unset: set[str] = set()
         self.absent = False  # whether an optional file is not there, so that its variables may be missing
         self.limit: int | None = None
+        self.share: float | None = None
         self.limit_where: Where | None = None
 
     def complain(self, message: str, where: Where) -> None:
         self.problems.append(Problem(message=message, where=where))
 
-    def setting(self, key: str, value: str, start: int, end: int) -> None:
+    def specified(self, text: str, where: Where) -> tuple[str, Problem | None]:
+        """Return a text with its specifiers put in, and the problem of those that cannot be known."""
+        lost: list[str] = []
+
+        def put(match: re.Match[str]) -> str:
+            value = self.name.value(match[1])
+            if value is None:
+                lost.append(match[0])
+            return match[0] if value is None else value
+
+        done = _SPECIFIER.sub(put, text)
+        if not lost:
+            return done, None
+        if lost[0] in ("%i", "%I", "%f"):
+            example = f"{self.name.prefix}@INSTANCE.service"
+            return done, Problem(message=f"{lost[0]} is the name of an instance, and this is a template; judge {clean(example)} in the same folder", where=where)
+        if lost[0][1] in _OF_SYSTEM:
+            whose = "a user's manager" if self.name.system is False else "the manager that runs the unit"
+            return done, Problem(message=f"{lost[0]} depends on {whose}, which cannot be seen here; write the path itself", where=where)
+        return done, Problem(message=f"{lost[0]} is known only where the unit runs; write its value", where=where)
+
+    def setting(self, key: str, value: str, start: int, end: int, source: Text, *, dropped_in: bool) -> None:
         """Apply one assignment; an empty one resets a list."""
-        where = self.source.where(start)
+        where = source.where(start)
+        empty = not value.strip()
         if key == "ExecStart":
-            if not value.strip():
+            if empty:
                 self.starts.clear()
             else:
-                self.starts.append((value, start, end))
+                if dropped_in and self.starts and not self.several:
+                    self.complain("this adds a second command, which only Type=oneshot takes; write an empty ExecStart= above it to replace the first", where)
+                self.starts.append((value, start, end, source))
         elif key == "Environment":
-            if not value.strip():
+            if empty:
                 self.given.clear()
-            for word in _split(value, self.source, start, self.problems):
+                self.unknown.clear()
+            for word in _split(value, source, start, self.problems):
                 name, equals, content = word.partition("=")
                 if equals:
-                    self.given[name], self.given_places[name] = content, where
+                    self.given[name], problem = self.specified(content, where)
+                    self.given_places[name] = where
+                    self.unknown.pop(name, None)
+                    if problem is not None:
+                        self.unknown[name] = problem
         elif key == "EnvironmentFile":
-            if not value.strip():
+            if empty:
                 self.files.clear()
             else:
                 self.files.append((value.strip(), where))
         elif key == "UnsetEnvironment":
-            self.unset.update(value.split())
+            self.unset = self.unset | set(value.split()) if not empty else set()
         elif key == "PassEnvironment":
-            for name in value.split():
-                if matters(name):
-                    self.complain(f"PassEnvironment takes {clean(name)} from the service manager, which cannot be seen here; write it under Environment=", where)
+            self.passed = [*self.passed, *((name, where) for name in value.split())] if not empty else []
         elif key in ("MemoryMax", "MemoryLimit"):
-            self._memory(key, value.strip(), where)
+            self._memory(value.strip(), where)
 
-    def _memory(self, key: str, value: str, where: Where) -> None:
-        self.limit, self.limit_where = None, where
-        match = _SIZE.fullmatch(value)
-        if match:
-            self.limit = int(match[1]) * 1024 ** _POWERS[match[2]]
+    def _memory(self, value: str, where: Where) -> None:
+        self.limit, self.share, self.limit_where = None, None, where
+        size, share = _SIZE.fullmatch(value), _SHARE.fullmatch(value)
+        if size:
+            self.limit = int(size[1]) * 1024 ** _POWERS[size[2]]
         elif value in ("", "infinity", "100%"):
             self.limit_where = None
-        elif re.fullmatch(r"[0-9.]+%", value):
-            self.complain(f"{key}={clean(value)} is a share of a machine that the unit does not name; write the limit in bytes (K, M, G, T)", where)
+        elif share and float(share[1]) <= 100:
+            self.share = float(share[1]) / 100
         else:
             self.complain(f"{clean(shorten(value))!r} is not a memory limit", where)
 
@@ -96,9 +190,10 @@ class _Unit:
         """Return what the process gets: Environment=, over it the files in their order, less UnsetEnvironment=."""
         values, places = dict(self.given), dict(self.given_places)
         for text, where in self.files:
-            optional, path = text.startswith("-"), text.removeprefix("-")
-            if not path.startswith("/") or "%" in path:
-                self.complain(f"EnvironmentFile {clean(path)} cannot be followed; it must be an absolute path without specifiers", where)
+            optional = text.startswith("-")
+            path, problem = self.specified(text.removeprefix("-"), where)
+            if problem is not None or not path.startswith("/"):
+                self.problems.append(problem or Problem(message=f"EnvironmentFile {clean(path)} cannot be followed; it must be an absolute path", where=where))
                 continue
             paths = sorted(glob.glob(path))[:_MOST_FILES] if any(c in path for c in "*?[") else [path]  # noqa: PTH207 - text paths
             if not optional and not paths:
@@ -114,24 +209,71 @@ class _Unit:
                     continue
                 values.update(more)
                 places.update(at)
+                for name in more:
+                    self.unknown.pop(name, None)
+        for name in self.unset:
+            self.unknown.pop(name, None)
+        self.problems += [problem for name, problem in self.unknown.items() if matters(name)]
+        for name, where in self.passed:
+            if matters(name):
+                self.complain(f"PassEnvironment takes {clean(name)} from the service manager, which cannot be seen here; write it under Environment=", where)
         return {k: v for k, v in values.items() if k not in self.unset}, places
 
 
-def read(path: str, *, known: Callable[[str], bool], environ: Mapping[str, str]) -> Collection:
-    """Read a unit file. Raises InputError with every problem."""
-    del environ  # a unit starts with an environment of its own
-    text = read_text(path)
-    unit = _Unit(path, text)
+def _drop_ins(name: _Name) -> list[str]:
+    """Return the drop-ins of a unit in the order they apply: by file name, the strongest of two of one name."""
+    found: dict[str, str] = {}
+    for folder in name.folders():
+        for path in sorted(glob.glob(glob.escape(folder) + "/*.conf")):  # noqa: PTH207 - text paths
+            found.setdefault(path.rsplit("/", 1)[-1], path)
+    ordered = [found[file] for file in sorted(found)]
+    return [path for path in ordered if os.path.realpath(path) != os.devnull][:_MOST_FILES]
+
+
+def _fragment(path: str) -> str:
+    """Return the file of a unit: its own, or the template of ``name@instance.service`` beside it."""
+    name = _Name(path)
+    if name.template is None or os.path.lexists(path):
+        return path
+    template = str(name.path.with_name(name.template))
+    return template if os.path.lexists(template) else path
+
+
+def _settings(text: str) -> list[tuple[str, str, str, int, int]]:
+    """Return section, key, value, start and end of every assignment of a file."""
     sections = [(m.start(), m[1]) for m in _SECTION.finditer(text)]
+    rows = []
     for entry in _ENTRY.finditer(text):
         section = next((name for start, name in reversed(sections) if start < entry.start()), "")
-        if section != "Service" or text[entry.start() : entry.start(1)].lstrip().startswith(("#", ";")):
-            continue
-        unit.setting(entry[1], entry[2], entry.start(2), entry.end(2))
+        if not text[entry.start() : entry.start(1)].lstrip().startswith(("#", ";")):
+            rows.append((section, entry[1], entry[2], entry.start(2), entry.end(2)))
+    return rows
+
+
+def read(path: str, *, known: Callable[[str], bool], environ: Mapping[str, str]) -> Collection:
+    """Read a unit file and its drop-ins. Raises InputError with every problem."""
+    del environ  # a unit starts with an environment of its own
+    name = _Name(path)
+    fragment = _fragment(path)
+    name.fragment = name.fragment.with_name(PurePath(fragment).name)
+    files = []
+    for file in (fragment, *_drop_ins(name)):
+        text = read_text(file)
+        files.append((Text(file, text), _settings(text)))
+    for _, rows in files:
+        for section, key, value, _, _ in rows:
+            of_system = (section, key) in (("Service", "User"), ("Service", "DynamicUser")) or (key == "WantedBy" and "multi-user.target" in value.split())
+            if name.system is None and section in ("Service", "Install") and of_system and value.strip():
+                name.system = True
+    unit = _Unit(name)
+    every = [(source, index > 0, row) for index, (source, rows) in enumerate(files) for row in rows if row[0] == "Service"]
+    unit.several = next((row[2].strip() for _, _, row in reversed(every) if row[1] == "Type"), "") == "oneshot"
+    for source, dropped_in, (_, key, value, start, end) in every:
+        unit.setting(key, value, start, end, source, dropped_in=dropped_in)
     given, places = unit.environment()
     commands = []
-    for value, start, end in unit.starts:
-        command = _command(unit, value, start, end, known, given, places)
+    for value, start, end, source in unit.starts:
+        command = _command(unit, value, start, end, source, known, given, places)
         if command is not None:
             commands.append(command)
     if unit.problems:
@@ -142,39 +284,47 @@ def read(path: str, *, known: Callable[[str], bool], environ: Mapping[str, str])
 
 
 def _command(
-    unit: _Unit, value: str, start: int, end: int, known: Callable[[str], bool], given: Mapping[str, str], given_places: Mapping[str, Where]
+    unit: _Unit, value: str, start: int, end: int, source: Text, known: Callable[[str], bool], given: Mapping[str, str], given_places: Mapping[str, Where]
 ) -> Command | None:
     line = value.lstrip(_PREFIXES)
     prefixes = value[: len(value) - len(line)]
-    raw = _split(line, unit.source, start, unit.problems)
-    at = unit.source.places(raw, start, end)
+    raw = _split(line, source, start, unit.problems)
+    at = source.places(raw, start, end)
     if "@" in prefixes:  # the second word is what the process is called
         del raw[1:2], at[1:2]
-    words, places, undefined = (raw, at, []) if ":" in prefixes else _expanded(raw, at, given, lenient=unit.absent)
+    done = [unit.specified(word, where) for word, where in zip(raw, at, strict=True)]
+    lost = [problem for _, problem in done if problem is not None]
+    raw = [word for word, _ in done]
+    words, places, undefined = (raw, at, []) if ":" in prefixes else _expanded(raw, at, given, unit.unknown, lenient=unit.absent)
     try:
-        found = unwrap(words, places, known, source=unit.source, end=end, environ=given)
+        found = unwrap(words, places, known, source=source, end=end, environ=given)
     except NotSimpleError as error:
         unit.complain(str(error), error.where)
         return None
     if found is None:
         return None
-    unit.problems += undefined
+    unit.problems += lost + undefined
     return Command(
-        name=unit.path.rsplit("/", 1)[-1], argv=tuple(found.words), places=tuple(found.places), environ={**given, **found.assigned},
-        environ_places=given_places, host_limit_bytes=unit.limit, host_limit_where=unit.limit_where, inherits=False,
+        name=unit.name.full, argv=tuple(found.words), places=tuple(found.places), environ={**given, **found.assigned},
+        environ_places=given_places, host_limit_bytes=unit.limit, host_limit_share=unit.share, host_limit_where=unit.limit_where, inherits=False,
     )  # fmt: skip
 
 
-def _expanded(raw: list[str], at: list[Where], values: Mapping[str, str], *, lenient: bool) -> tuple[list[str], list[Where], list[Problem]]:
+def _expanded(
+    raw: list[str], at: list[Where], values: Mapping[str, str], unknown: Mapping[str, Problem], *, lenient: bool
+) -> tuple[list[str], list[Where], list[Problem]]:
     """Put in variables: $NAME as a word of its own gives any number of words, ${NAME} stays in its word.
 
-    ``lenient``: one that is not defined is nothing, as for systemd, and no problem.
+    ``lenient``: one that is not defined is nothing, as for systemd, and no problem. ``unknown``: those whose value is
+    not known.
     """
     words: list[str] = []
     places: list[Where] = []
     problems: list[Problem] = []
 
     def value_of(name: str, where: Where) -> str:
+        if name in unknown and not matters(name):  # those that matter are told anyway
+            problems.append(unknown[name])
         if name not in values and not lenient:
             message = f"the variable {name} is not defined in this unit or its environment files"
             problems.append(Problem(message=message, where=where))
