@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,12 @@ class Facts:
     engine: EngineView
     budget: Budget
     policy: Policy
+
+
+@lru_cache(maxsize=1024)
+def _nothing_to_say(rule: str, reason: str) -> Finding:
+    """Most rules have nothing to say about most launches, in the same words."""
+    return Finding(rule=rule, outcome=Outcome.NOT_APPLICABLE, message=reason)
 
 
 def _doc_of(file: str | None) -> str:
@@ -85,7 +92,7 @@ class Rule:
 
     def not_applicable(self, reason: str) -> Finding:
         """Return "this rule has nothing to say here", with the reason."""
-        return Finding(rule=self.id, outcome=Outcome.NOT_APPLICABLE, message=reason)
+        return _nothing_to_say(self.id, reason)
 
     def veto(self, message: str, **details: Any) -> Finding:
         """Return a refusal. ``details`` are the fields of Finding: knob, pool, need_bytes, missing, ways, ..."""

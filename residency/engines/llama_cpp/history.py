@@ -185,6 +185,7 @@ ARCHITECTURE_SINCE: Mapping[str, Change] = {
 
 
 @lru_cache(maxsize=512)
+@lru_cache(maxsize=1024)
 def follows(law: str, engine: str, version: str) -> bool:
     """Whether an engine follows a law of :data:`CHANGES` at a (normalised) version."""
     since = CHANGES[law][engine].since

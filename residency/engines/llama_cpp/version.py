@@ -8,6 +8,7 @@ a month ("2025-06") stands for the build of that time, for whoever knows no more
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from . import history
 
@@ -26,6 +27,7 @@ def last_before(version: str) -> str:
     return f"b{int(match[1]) - 1}" if match else f"b{LAST_BUILD}"
 
 
+@lru_cache(maxsize=256)
 def normal(version: str, engine: str = history.UPSTREAM) -> str:
     """Return the ordered form: "b4610", "4610 (6dde1782)" and "0.10434.0" give "0.0.N"; "0.5.0" stays."""
     text = version.strip().casefold()
