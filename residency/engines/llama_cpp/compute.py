@@ -143,6 +143,7 @@ class Shape:
     half_mask: bool = True  # the mask arrives in half precision
     rotated: bool = True  # a quantised cache is rotated
     sum_apart: bool = False  # the sum over the experts takes one more tensor of their size
+    fuses: bool = True  # the back end runs the router, and the sum over the experts, as one operation each
     scores_cap: int = 0  # bytes of attention scores held at once (-amb of ik_llama.cpp); 0 = all heads
 
 
@@ -542,7 +543,8 @@ class Graph:
         order = tape.op(count * t4, *(extra or (probs,)))
         weights = tape.op(block.experts_used * t4, tape.view(probs), tape.view(order))
         scaled = tape.op(block.experts_used * t4, weights)
-        tape.hold(logits, probs, *extra, order, weights)
+        if self.shape.fuses:
+            tape.hold(logits, probs, *extra, order, weights)
         return order, scaled
 
     def visiting(self, block: Block, size: int) -> int:
@@ -580,7 +582,7 @@ class Graph:
         if copied and self.ahead is not None:
             self.mask(self.ahead)
         cur = tape.op(size, *copied, cur, chosen)
-        fused = 2 <= used <= FUSED_EXPERTS
+        fused = self.shape.fuses and 2 <= used <= FUSED_EXPERTS
         scaled = cur
         if "ffn_down" + suffix in block.scales:
             scaled = tape.op(size, cur) if fused else tape.same(size, cur)

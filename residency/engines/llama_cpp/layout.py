@@ -558,36 +558,52 @@ def _copied_bytes(checkpoint: Checkpoint, hyper: HyperParameters, moved: Mapping
     return sum(row.nbytes for row in _table(checkpoint, hyper).rows if row.name in names) if names else 0
 
 
+def _cut_rows(checkpoint: Checkpoint, hyper: HyperParameters, splitter: tensor_split.Splitter, rules: BufferRules) -> list[tuple[int, ...]]:
+    """Return every row's bytes on every card."""
+    found = []
+    for row in _table(checkpoint, hyper).rows:
+        tensor = checkpoint.by_name[row.name]
+        taken = None
+        if tensor.layer is not None:
+            taken = splitter.tensor(row.place, row.name.split(".", 2)[-1], tensor.shape)
+        elif row.name in ("output.weight", "output.bias"):
+            counts = splitter.output(tensor.shape[-1])
+            taken = tensor_split.Cut(len(tensor.shape) - 1, counts) if counts is not None else None
+        found.append(
+            tensor_split.sliced(row.type_name, tensor.shape, taken, rules.align, rules.quant_row) if taken is not None
+            else (row.size(rules),) * len(splitter.shares)
+        )  # fmt: skip
+    return found
+
+
 def _shared(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -> Layout:
     """Lay out ``--split-mode tensor``: as on one device, then every layer cut between the cards."""
     devices = settings.devices
-    alone = replace(settings, split_mode="none", main_gpu=0, tensor_split=(), pipeline=False)
+    count = len(devices)
+    alone = replace(settings, devices=devices[:1], tensor_split=(), pipeline=False)
     one = lay_out(checkpoint, alone, host_free=host_free)
     hyper = latent.adapted(checkpoint, settings)
     (whole,) = one.devices
     table = _table(checkpoint, hyper)
-    shares = list(settings.tensor_split[: len(devices)]) + [0.0] * (len(devices) - len(settings.tensor_split))
-    sizes = {key: checkpoint.integer(key) for key in ("ssm.state_size", "ssm.group_count", "ssm.time_step_rank")}
-    splitter = tensor_split.Splitter(hyper, shares, {r.name: r.type_name for r in table.rows}, sizes)
+    shares = (*settings.tensor_split[:count], *(0.0,) * (count - len(settings.tensor_split)))
     rules = BUFFER_RULES.get(devices[0].kind, BUFFER_RULES["cpu"])
+    store = derived(checkpoint)
+    key = ("tensor split", hyper.mla, shares, rules)
+    if key not in store:
+        splitter = tensor_split.Splitter(checkpoint, hyper, shares)
+        store[key] = splitter, _cut_rows(checkpoint, hyper, splitter, rules)
+    splitter, parts = store[key]
     _, _, host_rows, _ = _place(checkpoint, hyper, alone, devices[:1], one.layer_device, [], [])
     gone = {(r.name, r.place) for r in host_rows}
-    last = hyper.layers_all if settings.load_mtp else hyper.layers
-    weights, experts = [0] * len(devices), [0] * len(devices)
-    for row in table.rows:
-        if (row.name, row.place) in gone or row.place == SKIPPED or last <= row.place < hyper.layers_all:
+    last = hyper.layers_all if settings.load_mtp or hyper.architecture == "graniteswitch" else hyper.layers
+    weights, experts = [0] * count, [0] * count
+    for row, sizes in zip(table.rows, parts, strict=True):
+        if row.place == SKIPPED or last <= row.place < hyper.layers_all or (row.name, row.place) in gone:
             continue
-        tensor = checkpoint.by_name[row.name]
-        if row.place >= 0 and tensor.layer is not None:
-            parts = splitter.tensor(row.place, row.name.split(".", 2)[-1], tensor.shape)
-        elif row.name == "output.weight" and len(tensor.shape) > 1:
-            parts = splitter.output(tensor.shape[1])
-        else:
-            parts = [1.0] * len(devices)
-        for j, part in enumerate(parts):
-            size = row._replace(nbytes=round(row.nbytes * part)).size(rules) if part else 0
-            (experts if row.expert else weights)[j] += size
-    kv, state = [0.0] * len(devices), [0.0] * len(devices)
+        into = experts if row.expert else weights
+        for j, size in enumerate(sizes):
+            into[j] += size
+    kv, state = [0] * count, [0] * count
     rollback = settings.n_rs_seq if hyper.architecture in ROLLBACK else 0
     caches = contexts.layer_caches(
         hyper, one.resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row if settings.cache_rows_padded else 0,
@@ -596,18 +612,17 @@ def _shared(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -
     for i, cache in enumerate(caches):
         if one.layer_device[i] < 0 or not settings.kv_offload:
             continue
-        for j, part in enumerate(splitter.cache(i) if cache.kv else ()):
-            kv[j] += cache.kv * part
-        for j, part in enumerate(splitter.state(i) if cache.state else ()):
-            state[j] += cache.state * part
+        for j in range(count):
+            kv[j] += splitter.cache_bytes(i, j, one.resolved, cache.kv, rules.align, rules.quant_row if settings.cache_rows_padded else 0)
+            state[j] += splitter.state_bytes(i, j, one.resolved, cache.state, rollback, rules.align)
     found = tuple(
         replace(
-            whole, device=d.name, weights=weights[j], experts=experts[j], kv=round(kv[j]), state=round(state[j]),
-            compute_certain=whole.compute_certain // 2, compute_what=f"{whole.compute_what}, whole on every card",
+            whole, device=d.name, weights=weights[j], experts=experts[j], kv=kv[j], state=state[j],
+            compute_what=f"{whole.compute_what}, whole on every card",
         )
         for j, d in enumerate(devices)
     )  # fmt: skip
-    return replace(one, devices=found, remarks=(*(r for r in refusals(hyper, settings) if r not in one.remarks), *one.remarks))
+    return replace(one, devices=found)
 
 
 def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None = None, ceilings: Mapping[str, int] | None = None) -> Layout:
@@ -675,6 +690,7 @@ def _lay_out(checkpoint: Checkpoint, settings: Settings, host_free: int | None, 
         sequences=resolved.sequences, streams=resolved.streams, cells=resolved.n_ctx_seq, window_cells=resolved.window_cells,
         flash=flash, flash_here=kernels, type_k=settings.type_k, type_v=settings.type_v, scores_cap=settings.scores_cap_bytes,
         rotated=settings.rotated_cache, half_mask=settings.half_mask, sum_apart=settings.expert_sum_apart,
+        fuses=settings.split_mode != "tensor" or settings.graph_of_fork,
     )  # fmt: skip
     moved: dict[int, dict[str, int]] = {}
     if taken:
@@ -691,7 +707,7 @@ def _lay_out(checkpoint: Checkpoint, settings: Settings, host_free: int | None, 
         and (not settings.overrides or settings.copies_with_overrides)
     )  # fmt: skip
     pipeline = pipeline if settings.pipeline is None else settings.pipeline
-    offered = settings.op_offload and shape.tokens >= settings.op_offload_min_batch
+    offered = settings.op_offload and shape.tokens >= settings.op_offload_min_batch and (settings.split_mode != "tensor" or settings.graph_of_fork)
     copied = _copied_bytes(checkpoint, hyper, moved) * settings.copies if pipeline and offered else 0
     placement = compute.Placement(
         devices=len(devices), where=where, offered=offered and not copied, pipeline=pipeline, copies=settings.copies,
