@@ -13,7 +13,7 @@ from residency.engines.base import program_name
 from residency.errors import InputError, LaunchVetoed, Problem
 from residency.judge import Case, judge
 from residency.machine import resolve_machine
-from residency.machine.visible import as_seen
+from residency.machine.visible import as_seen, given
 from residency.plugins import load_plugins
 from residency.text import clean, shorten
 
@@ -91,6 +91,7 @@ class Prepared:
     cases: tuple[Case, ...]
     groups: tuple[tuple[int, ...], ...] = ()  # indexes of cases that run at the same time
     most_at_once: int = 1  # any that many of all the cases run at the same time
+    warnings: tuple[Problem, ...] = ()  # what of the source is not judged or has been assumed
 
 
 def prepare_all(source: Source, inputs: Inputs) -> Prepared:
@@ -121,15 +122,16 @@ def _collection(path: str, reader: Reader, inputs: Inputs) -> Prepared:
             launch, engine = read_launch(argv, engine=inputs.engine or command.engine, environ=effective, plugins=plugins, overrides=inputs.overrides)
             launch = placed(_mounted(launch, command), command)
             models = read_models(launch)
-            cases.append(Case(launch=launch, models=models, machine=_limited(as_seen(machine, effective), command), whole=machine,
+            cases.append(Case(launch=launch, models=models, machine=as_seen(_limited(machine, command), effective), whole=machine,
                               engine=engine, policy=policy, plugins=plugins))  # fmt: skip
         except InputError as error:
             problems.extend(placed_error(error, command).problems)
     if problems:
         raise InputError(problems)
     order = {command.name: index for index, command in enumerate(found.commands)}
+    assumed = tuple(c.assumption for c in found.commands if c.assumption is not None) if machine.accelerators else ()
     groups = tuple(tuple(order[name] for name in group) for group in found.groups)
-    return Prepared(cases=tuple(cases), groups=groups, most_at_once=found.most_at_once or 1)
+    return Prepared(cases=tuple(cases), groups=groups, most_at_once=found.most_at_once or 1, warnings=(*found.warnings, *assumed))
 
 
 def _policy(inputs: Inputs) -> Policy:
@@ -183,10 +185,18 @@ def _limited(machine: Machine, command: Command) -> Machine:
             else:
                 pools.append(pool)
         machine = replace(machine, pools=tuple(pools))
+    if not machine.accelerators:
+        return machine
     if command.device_count is not None:
         kept = {d.name for d in machine.accelerators[: command.device_count]}
         machine = replace(machine, devices=tuple(d for d in machine.devices if d.kind == "cpu" or d.name in kept))
-    return machine
+    if command.device_names is not None:
+        try:
+            machine = given(machine, command.device_names)
+        except InputError as error:
+            where = command.environ_places.get("NVIDIA_VISIBLE_DEVICES")
+            raise InputError([replace(p, where=where) for p in error.problems]) from error
+    return replace(machine, facts=(*machine.facts, *command.facts))
 
 
 def prepare(source: Source, inputs: Inputs) -> Case:

@@ -193,11 +193,15 @@ def _warn(text: str) -> None:
 _MOST_PROBLEMS = 50
 
 
-def _say_problems(error: InputError, *, form: str = "text") -> int:
+def _shown(problem: Problem) -> str:
     from residency.text import clean, shorten
 
+    return "\n".join(clean(shorten(line, 2000), keep="\t") for line in str(problem).split("\n"))
+
+
+def _say_problems(error: InputError, *, form: str = "text") -> int:
     for problem in error.problems[:_MOST_PROBLEMS]:
-        _warn("error: " + "\n".join(clean(shorten(line, 2000), keep="\t") for line in str(problem).split("\n")))
+        _warn(f"error: {_shown(problem)}")
     if len(error.problems) > _MOST_PROBLEMS:
         _warn(f"error: and {len(error.problems) - _MOST_PROBLEMS} more of the same input")
     if form != "text":
@@ -270,7 +274,8 @@ def _inputs(options: argparse.Namespace) -> Inputs:
     )
 
 
-def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> list[Report]:
+def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> tuple[list[Report], list[Problem]]:
+    """Return the reports, and what of the sources is not judged or has been assumed; that is told on stderr."""
     import time
 
     from residency.api import prepare_all
@@ -280,6 +285,7 @@ def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> list[Repor
     inputs = _inputs(options)
     reports: list[Report] = []
     problems: list[Problem] = []
+    warnings: list[Problem] = []
     cases: list[Case] = []
     with _quietly():
         for source in _sources(options):
@@ -290,6 +296,7 @@ def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> list[Repor
                 problems.extend(error.problems)
                 continue
             cases.extend(prepared.cases)
+            warnings.extend(prepared.warnings)
             reports.extend(judge(case, started=started, ways_out=ways_out) for case in prepared.cases)
             reports.extend(judge_together([prepared.cases[i] for i in group]) for group in prepared.groups)
             if prepared.most_at_once > 1:
@@ -298,27 +305,29 @@ def _judged(options: argparse.Namespace, *, ways_out: bool = True) -> list[Repor
             raise InputError(problems)
         if options.together and len(cases) > 1:
             reports.append(judge_together(cases))
-    return reports
+    for warning in warnings[:_MOST_PROBLEMS]:
+        _warn(f"warning: {_shown(warning)}")
+    return reports, warnings[:_MOST_PROBLEMS]
 
 
 def _validate(options: argparse.Namespace) -> int:
     from residency.report.formats import FORMATS, worst
 
-    reports = _judged(options)
+    reports, warnings = _judged(options)
     if options.format == "text":
         from residency.report.text import render
 
         for index, report in enumerate(reports):
             _emit([*([[]] if index and not report.allowed else []), *render(report, verbose=options.verbose)])
     else:
-        _print(FORMATS[options.format](reports))
+        _print(FORMATS[options.format](reports, warnings))
     return worst(reports)
 
 
 def _plan(options: argparse.Namespace) -> int:
     from residency.report.formats import FORMATS
 
-    reports = _judged(options, ways_out=options.format != "text")
+    reports, warnings = _judged(options, ways_out=options.format != "text")
     if options.format == "text":
         from residency.report.text import heading, show_budget, show_pool
 
@@ -326,7 +335,7 @@ def _plan(options: argparse.Namespace) -> int:
             bars = [line for found in report.pools for line in show_pool(found, report)]
             _emit([heading(report), [], *bars, *show_budget(report)])
     else:
-        _print(FORMATS[options.format](reports))
+        _print(FORMATS[options.format](reports, warnings))
     # A plan is shown whatever the verdict; only a plan that could not be made is worth an exit code.
     return int(Exit.NO_VERDICT) if any(r.budget.unknowns for r in reports) else int(Exit.ALLOWED)
 

@@ -125,6 +125,7 @@ def test_a_group_is_judged_together(models):
         ("models:\n  a: {cmd: 'llama-server -m ${nowhere}'}\n", "the macro \\$\\{nowhere\\} is not defined"),
         ("models:\n  a: {cmd: \"llama-server -m 'x\"}\n", "the command cannot be split: no closing quotation"),
         ("models:\n  a: {ttl: 5}\n", "the model a has no cmd"),
+        ('include: ["\\0"]\n', "1:11: not valid YAML: a text with a NUL character"),
         ("{" * 5000, "nested too deeply|not valid YAML"),
         ("kind: Pod\nspec: {containers: [{args: 7, image: 'llama.cpp:server', resources: {limits: {memory: lots}}}]}", "lots is not a memory limit"),
     ],
@@ -352,7 +353,8 @@ def test_an_image_without_a_back_end_sees_no_device(image, count, tmp_path):
     compose = "services:\n  s:\n    image: IMAGE\n    command: -c 512\n    deploy: {resources: {reservations: {devices: [{count: 2}]}}}\n"
     pod = "kind: Pod\nspec:\n  containers:\n  - image: IMAGE\n    args: [-c, '512']\n    resources: {limits: {nvidia.com/gpu: 2}}\n"
     for name, text in (("c.yaml", compose), ("k.yaml", pod)):
-        (tmp_path / name).write_text(text.replace("IMAGE", image))
+        served = text.replace("-c 512", "--server -c 512").replace("[-c,", "[--server, -c,") if ":full" in image else text
+        (tmp_path / name).write_text(served.replace("IMAGE", image))
         (command,) = read(tmp_path / name).commands
         assert command.device_count == count, name
 
@@ -425,7 +427,7 @@ def test_llama_swap_models_of_other_programs_are_passed_over(judge, tmp_path):
     assert read(tmp_path / "l.yaml").groups == (("a", "c"),)
     code, _, err = judge("l.yaml", "models:\n" + others)
     assert code == 2
-    assert "l.yaml:2:12: the model b is started by 'docker', which is not a program of an engine" in err
+    assert "l.yaml:2:12: the model b runs the image image, whose program residency does not know" in err
 
 
 def test_variables_that_are_never_closed_do_not_hang(tmp_path):
@@ -527,3 +529,361 @@ def test_a_share_of_the_hosts_memory_is_that_of_the_machine(judge, tmp_path, gem
     assert case.machine.host_pool.evidence == f"memory limit at {tmp_path}/x.service:2:11"
     with pytest.raises(InputError, match=r"x.service:2:11: x.service: the memory limit is a share of the host's memory, and the size of that is not known"):
         prepare_all(str(tmp_path / "x.service"), Inputs(machine={"name": "m", "pools": [{"name": "host"}]}))
+
+
+# -- compose: extends, include, devices ------------------------------------------------------------------------------
+
+
+def test_a_service_extends_one_of_the_same_file(tmp_path):
+    path = write(
+        tmp_path / "c.yaml",
+        "services:\n  base:\n    image: x/llama.cpp:server-cuda\n    command: -c 1\n    environment: {A: 1, B: 1}\n    volumes: [/a:/models, /x:/x]\n"
+        "    mem_limit: 1g\n    gpus: all\n  own:\n    extends: base\n    command: -c 2\n    environment: [B=2, C=3]\n    volumes: [/b:/models]\n",
+    )
+    own = read(path).commands[1]
+    assert own.argv == ("llama-server", "-c", "2")
+    assert own.environ == {"A": "1", "B": "2", "C": "3"}
+    assert dict(own.mounts) == {"/models": "/b", "/x": "/x"}
+    assert (own.host_limit_bytes, own.device_count, own.device_names) == (2**30, None, None)
+    assert (own.places[1].line, own.environ_places["A"].line, own.environ_places["B"].line) == (11, 5, 12)
+
+
+def test_a_service_extends_one_of_another_file(tmp_path):
+    write(tmp_path / "lib" / "e", "LLAMA_ARG_CTX_SIZE=5\n")
+    write(
+        tmp_path / "lib" / "base.yaml",
+        "services:\n  deep: {image: x/llama.cpp:server, command: '-c ${CTX}'}\n  base: {extends: {service: deep}, env_file: e, volumes: [./m:/models]}\n",
+    )
+    path = write(tmp_path / "c.yaml", "services:\n  own:\n    extends: {file: lib/base.yaml, service: base}\n    env_file: [own]\n")
+    write(tmp_path / "own", "N=1\n")
+    write(tmp_path / ".env", "CTX=77\n")
+    (own,) = read(path).commands
+    assert own.argv == ("llama-server", "-c", "77")
+    assert own.places[2].file == f"{tmp_path}/lib/base.yaml"
+    assert dict(own.mounts) == {"/models": f"{tmp_path}/lib/m"}
+    assert own.environ == {"LLAMA_ARG_CTX_SIZE": "5", "N": "1"}
+
+
+def test_what_is_reset_or_replaced_is_not_merged(tmp_path):
+    path = write(
+        tmp_path / "c.yaml",
+        "services:\n  base: {image: 'x/llama.cpp:server', mem_limit: 1g, environment: {A: 1}, volumes: [/a:/a]}\n"
+        "  own: {extends: base, mem_limit: !reset null, environment: !override {B: 2}, volumes: null}\n",
+    )
+    own = read(path).commands[1]
+    assert (own.host_limit_bytes, own.environ, own.mounts) == (None, {"B": "2"}, (("/a", "/a"),))
+
+
+def test_files_are_included_with_their_own_folder_and_variables(tmp_path):
+    write(tmp_path / "team" / ".env", "CTX=5\nOTHER=6\n")
+    write(tmp_path / "team" / "c.yaml", "include: [more.yaml]\nservices:\n  a: {image: x/llama.cpp:server, command: '-c ${CTX} -np ${OTHER}', volumes: ['./m:/m']}\n")
+    write(tmp_path / "team" / "more.yaml", "services:\n  b: {image: x/llama.cpp:server, command: -c 9}\n")
+    write(tmp_path / "team" / "over.yaml", "services:\n  a: {mem_limit: 2g}\n")
+    write(tmp_path / ".env", "CTX=3\n")
+    path = write(tmp_path / "c.yaml", "include:\n  - path: [team/c.yaml, team/over.yaml]\nservices:\n  own: {image: x/llama.cpp:server, command: '-c ${CTX}'}\n")
+    found = read(path)
+    own, a, b = found.commands
+    assert own.argv == ("llama-server", "-c", "3")
+    assert a.argv == ("llama-server", "-c", "3", "-np", "6"), "the including project's variables win"
+    assert (a.mounts, a.host_limit_bytes) == ((("/m", f"{tmp_path}/team/m"),), 2 * 2**30)
+    assert (b.argv[2], b.places[2].file) == ("9", f"{tmp_path}/team/more.yaml")
+    assert found.groups == (("own", "a", "b"),)
+
+
+def test_an_include_may_name_its_folder_and_variables(tmp_path):
+    write(tmp_path / "vars", "CTX=12\n")
+    write(tmp_path / "lib" / "c.yaml", "services:\n  a: {image: x/llama.cpp:server, command: '-c ${CTX}', volumes: ['./m:/m']}\n")
+    path = write(tmp_path / "c.yaml", "include: [{path: lib/c.yaml, project_directory: ., env_file: vars}]\n")
+    (a,) = read(path).commands
+    assert (a.argv[2], a.mounts) == ("12", (("/m", f"{tmp_path}/m"),))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("services:\n  a: {extends: b}\n  b: {extends: a}\n", "c.yaml:3:16: extends leads in a circle: a > b > a"),
+        ("services:\n  a: {extends: {file: c.yaml, service: a}}\n", "c.yaml:2:40: extends leads in a circle: a > a"),
+        ("services:\n  a: {extends: none}\n", "c.yaml:2:16: the service a extends none, which is no service of HERE/c.yaml"),
+        ("services:\n  a: {extends: {file: no.yaml, service: a}}\n", "c.yaml:2:23: extends HERE/no.yaml: no such file"),
+        ("services:\n  a: {extends: {file: l.yaml}}\n", "c.yaml:2:16: extends of the service a names no service"),
+        ("include: [no.yaml]\n", "c.yaml:1:11: include HERE/no.yaml: no such file"),
+        ("include: [l.yaml]\n", "c.yaml:1:11: the service a of the included file stands in this project already"),
+        ("include: [loop.yaml]\n", "loop.yaml:1:11: include leads in a circle: HERE/c.yaml > HERE/loop.yaml > HERE/c.yaml"),
+        ("include: [{path: [broken.yaml]}]\n", "broken.yaml:1:13: not valid YAML"),
+        ("include: [oci://x/y]\n", "c.yaml:1:11: include oci://x/y lies elsewhere and is not fetched"),
+        ("include: [{path: l.yaml, env_file: nosuch}]\n", "c.yaml:1:36: env_file HERE/nosuch: no such file"),
+        ("include: [[]]\n", "c.yaml:1:11: include takes paths, or tables with a path"),
+    ],
+)
+def test_what_cannot_be_extended_or_included_is_told(text, said, tmp_path):
+    write(tmp_path / "l.yaml", "services:\n  a: {image: x/llama.cpp:server}\n")
+    write(tmp_path / "loop.yaml", "include: [c.yaml]\n")
+    write(tmp_path / "broken.yaml", "services: {a")
+    if "already" in said:
+        text += "services:\n  a: {image: other}\n"
+    with pytest.raises(InputError) as caught:
+        read(write(tmp_path / "c.yaml", text))
+    assert said in str(caught.value).replace(str(tmp_path), "HERE")
+
+
+def test_includes_that_multiply_do_not_hang(tmp_path):
+    for i in range(30):
+        write(tmp_path / f"{i}a.yaml", f"include: [{i + 1}a.yaml, {i + 1}b.yaml]\n")
+        write(tmp_path / f"{i}b.yaml", f"include: [{i + 1}a.yaml, {i + 1}b.yaml]\n")
+    with pytest.raises(InputError, match="include leads to more than 64 files"):
+        read(tmp_path / "0a.yaml")
+
+
+CARDS = {
+    "name": "m",
+    "pools": [{"name": "host", "total_bytes": 2**36}, *({"name": f"CUDA{i}", "total_bytes": 2**34} for i in range(3))],
+    "devices": [{"name": f"CUDA{i}", "kind": "cuda", "pool": f"CUDA{i}", "uuid": f"GPU-{i}a"} for i in range(3)],
+}
+
+
+def seen(path, machine=CARDS):
+    """Return the pools of the devices that the first launch of a file sees, and the warnings."""
+    found = prepare_all(str(path), Inputs(machine=machine, environ={}))
+    return [d.pool for d in found.cases[0].machine.accelerators], found
+
+
+NONE, ALL = [], ["CUDA0", "CUDA1", "CUDA2"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "pools"),
+    [
+        ("gpus: all", ALL),
+        ("gpus: [{count: 2}]", ["CUDA0", "CUDA1"]),
+        ("gpus: [{device_ids: ['2']}]", ["CUDA2"]),
+        ("deploy: {resources: {reservations: {devices: [{capabilities: [gpu]}]}}}", ALL),
+        ("deploy: {resources: {reservations: {devices: [{device_ids: ['2', '0']}]}}}", ["CUDA0", "CUDA2"]),
+        ("deploy: {resources: {reservations: {devices: [{driver: cdi, device_ids: ['nvidia.com/gpu=1']}]}}}", ["CUDA1"]),
+        ("devices: ['nvidia.com/gpu=all']", ALL),
+        ("devices: ['/dev/dri:/dev/dri']", ALL),
+        ("devices: ['/dev/ttyUSB0']", NONE),
+        ("privileged: true", ALL),
+        ("runtime: nvidia", ALL),
+        ("runtime: runc", NONE),
+        ("runtime: nvidia\n    environment: {NVIDIA_VISIBLE_DEVICES: all}", ALL),
+        ("runtime: nvidia\n    environment: {NVIDIA_VISIBLE_DEVICES: none}", NONE),
+        ("runtime: nvidia\n    environment: {NVIDIA_VISIBLE_DEVICES: void}", NONE),
+        ("runtime: nvidia\n    environment: {NVIDIA_VISIBLE_DEVICES: '2,1'}", ["CUDA1", "CUDA2"]),
+        ("runtime: nvidia\n    environment: {NVIDIA_VISIBLE_DEVICES: GPU-1a}", ["CUDA1"]),
+        ("runtime: nvidia\n    environment: {NVIDIA_VISIBLE_DEVICES: '2,1', CUDA_VISIBLE_DEVICES: '1'}", ["CUDA2"]),
+        ("gpus: [{count: 1}]\n    environment: {NVIDIA_VISIBLE_DEVICES: '2'}", ["CUDA0"]),
+        ("gpus: [{count: 1}]\n    environment: {CUDA_VISIBLE_DEVICES: '1'}", NONE),
+        ("environment: {NVIDIA_VISIBLE_DEVICES: '1'}", ["CUDA1"]),
+        ("environment: {NVIDIA_VISIBLE_DEVICES: void}", NONE),
+        ("restart: always", NONE),
+    ],
+)
+def test_the_devices_a_service_gets(entry, pools, tmp_path, gemma_path):
+    path = write(tmp_path / "c.yaml", f"services:\n  s:\n    image: x/llama.cpp:server-cuda\n    command: -m {gemma_path} -c 512\n    {entry}\n")
+    found, prepared = seen(path)
+    assert found == pools
+    assumed = not any(word in entry for word in ("gpus", "reservations", "nvidia.com", "/dev/dri", "privileged", "runtime: nvidia"))
+    assert [str(w.where) for w in prepared.warnings] == ([f"{path}:3:12"] if assumed else [])
+    names = [d.name for d in prepared.cases[0].machine.accelerators]
+    assert names == ALL[: len(names)], "numbered anew"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("3", "NVIDIA_VISIBLE_DEVICES=3 names 3, which is no device of this machine; the container does not start"),
+        ("GPU-9", "NVIDIA_VISIBLE_DEVICES=GPU-9 names GPU-9, which is no device of this machine"),
+        ("9999999", "which is no device of this machine"),
+    ],
+)
+def test_a_device_that_the_machine_lacks_is_told(value, said, tmp_path, gemma_path):
+    path = write(
+        tmp_path / "c.yaml",
+        f"services:\n  s:\n    image: llama.cpp:server-cuda\n    command: -m {gemma_path}\n    runtime: nvidia\n    environment:\n      NVIDIA_VISIBLE_DEVICES: '{value}'\n",
+    )
+    with pytest.raises(InputError, match=rf"c.yaml:7:31: s: {said}" if value == "3" else said):
+        seen(path)
+    nameless = {**CARDS, "devices": [{k: v for k, v in d.items() if k != "uuid"} for d in CARDS["devices"]]}
+    with pytest.raises(InputError, match="by its UUID, and the machine profile gives none" if value == "GPU-9" else "no device of this machine"):
+        seen(path, nameless)
+
+
+def test_a_service_without_a_device_is_judged_on_the_host_and_that_is_said(judge, tmp_path, gemma_path):
+    text = "services:\n  s:\n    image: ghcr.io/ggml-org/llama.cpp:server-cuda\n    command: -m GEMMA -c 512 -np 1\n"
+    code, out, err = judge("c.yaml", text)
+    assert code == 0, out
+    said = "the service s asks for no device: assumed is Docker's own default runtime, with which it sees none"
+    assert err.startswith(f"warning: HERE/c.yaml:3:12: {said} (ask with gpus: all, or deploy.resources.reservations.devices; or name the runtime")
+    assert judge("c.yaml", text + "    gpus: all\n")[::2] == (0, "")
+    assert judge("c.yaml", text.replace("-cuda", ""))[::2] == (0, ""), "a build for the processor needs none"
+    path = tmp_path / "c.yaml"
+    path.write_text(text.replace("GEMMA", gemma_path))
+    host = {"name": "m", "pools": [{"name": "host", "total_bytes": 2**34}]}
+    assert seen(path, host)[1].warnings == (), "there is no device to miss"
+    assert seen(path)[1].cases[0].machine.facts == (said,)
+
+
+@pytest.mark.parametrize("form", ["json", "sarif", "github", "junit"])
+def test_warnings_about_a_source_stand_in_every_format(form, judge, tmp_path, gemma_path):
+    import xml.etree.ElementTree as ET
+
+    path = write(tmp_path / "l.yaml", f"models:\n  a: {{cmd: 'llama-server -m {gemma_path} -c 512'}}\n  b: {{cmd: 'lama-server -m x'}}\n")
+    code, out, err = run("validate", "--machine", "rtx-3090", "--format", form, path)
+    said = "the model b is started by 'lama-server', which is not a program of an engine residency knows: it is not judged"
+    assert (code, err) == (0, f"warning: {path}:3:12: {said}\n")
+    if form == "json":
+        (row,) = json.loads(out)["warnings"]
+        assert (row["message"], row["where"]["line"]) == (said, 3)
+    elif form == "sarif":
+        row = json.loads(out)["runs"][0]["results"][-1]
+        assert (row["ruleId"], row["level"], row["message"]["text"]) == ("residency/input", "warning", said)
+        assert row["locations"][0]["physicalLocation"]["region"] == {"startLine": 3, "startColumn": 12}
+    elif form == "github":
+        assert out.startswith(f"::warning file={path},line=3,col=12,title=residency/input::{said}\n")
+    else:
+        suite = ET.fromstring(out)[0]
+        assert suite.get("skipped") == "1"
+        assert suite[0][0].get("message") == f"{path}:3:12: {said}"
+
+
+# -- images and docker run -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argv"),
+    [
+        ("--server -c 512", ("llama-server", "-c", "512")),
+        ("-s -c 512", ("llama-server", "-c", "512")),
+        ("--run -c 512", ("llama-cli", "-c", "512")),
+        ("-r -c 512", ("llama-cli", "-c", "512")),
+        ("--run-legacy -c 512", ("llama-completion", "-c", "512")),
+        ("-l -c 512", ("llama-completion", "-c", "512")),
+        ("--bench -p 512", ("llama-bench", "-p", "512")),
+        ("-b -p 512", ("llama-bench", "-p", "512")),
+        ("/app/llama-server -c 7", ("/app/llama-server", "-c", "7")),
+    ],
+)
+@pytest.mark.parametrize("kind", ["compose", "pod", "swap"])
+def test_the_full_image_runs_what_its_first_argument_says(arguments, argv, kind, tmp_path):
+    image = "ghcr.io/ggml-org/llama.cpp:full-cuda-b6123"
+    texts = {
+        "compose": f"services:\n  s: {{image: '{image}', command: {arguments}}}\n",
+        "pod": f"kind: Pod\nspec:\n  containers:\n  - image: {image}\n    args: [{', '.join(arguments.split())}]\n",
+        "swap": f"models:\n  m: {{cmd: docker run --rm {image} {arguments}}}\n",
+    }
+    path = write(tmp_path / "x.yaml", texts[kind])
+    found = reader_for(str(path))(str(path), known=lambda p: p in ("llama-server", "llama-cli", "llama-completion", "llama-bench"), environ={})
+    assert found.commands[0].argv == argv
+
+
+@pytest.mark.parametrize("argument", ["--perplexity", "-p", "--quantize", "-q", "--convert", "-c", "--all-in-one"])
+def test_what_of_the_full_image_serves_no_model_is_said_to_be_not_judged(argument, judge):
+    own = "  s: {command: llama-server -m GEMMA -c 512, gpus: all}\n"
+    other = f"  t: {{image: 'ghcr.io/ggml-org/llama.cpp:full', command: [{argument}, x]}}\n"
+    code, _, err = judge("c.yaml", "services:\n" + own + other)
+    assert code == 0
+    assert err.startswith("warning: HERE/c.yaml:3:")
+    assert f"the service t runs {'llama-perplexity' if 'p' in argument else 'llama-quantize' if argument[1:2] != 'c' and argument != '--convert' else 'convert_hf_to_gguf.py'} ({argument})" in err
+    assert judge("c.yaml", "services:\n" + other)[0] == 2, "nothing else is in the file"
+
+
+@pytest.mark.parametrize(("arguments", "said"), [("-m x", "as its first argument, not '-m'"), ("", "as its first argument, and there is none")])
+def test_the_full_image_without_a_program_does_not_start(arguments, said, judge):
+    code, _, err = judge("c.yaml", f"services:\n  s:\n    image: ghcr.io/ggml-org/llama.cpp:full\n    command: {arguments}\n")
+    assert (code, said in err) == (2, True), err
+
+
+def test_llama_swap_models_in_containers_are_read(tmp_path):
+    path = write(
+        tmp_path / "l.yaml",
+        "macros:\n  d: |\n    docker run --init --rm -it -p ${PORT}:8080 -v /srv/models:/models:ro --mount type=bind,src=/srv/more,dst=/more --gpus '\"device=1,2\"'\n"
+        "models:\n  a:\n    cmd: |\n      ${d} -e LLAMA_ARG_N_GPU_LAYERS=99 -eX=1 --env FROM_CALLER -m 8g --name ${MODEL_ID}\n      ghcr.io/ggml-org/llama.cpp:server-cuda\n      -m /models/m.gguf -c 512\n",
+    )
+    (a,) = read(path, FROM_CALLER="f", OTHER="o").commands
+    assert a.argv == ("llama-server", "-m", "/models/m.gguf", "-c", "512")
+    assert a.environ == {"LLAMA_ARG_N_GPU_LAYERS": "99", "X": "1", "FROM_CALLER": "f"}
+    assert dict(a.mounts) == {"/models": "/srv/models", "/more": "/srv/more"}
+    assert (a.host_limit_bytes, a.device_names, a.device_count, a.inherits) == (8 * 2**30, "1,2", None, False)
+    assert (a.places[0].line, a.places[4].line, a.environ_places["LLAMA_ARG_N_GPU_LAYERS"].line) == (8, 9, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "pools"),
+    [
+        ("--gpus all", ALL),
+        ("--gpus=2", ["CUDA0", "CUDA1"]),
+        ("--gpus device=1", ["CUDA1"]),
+        ("--gpus '\"device=2,0\",capabilities=utility'", ["CUDA0", "CUDA2"]),
+        ("--gpus count=1", ["CUDA0"]),
+        ("--device nvidia.com/gpu=all", ALL),
+        ("--device=nvidia.com/gpu=2", ["CUDA2"]),
+        ("--device /dev/dri", ALL),
+        ("--runtime nvidia -e NVIDIA_VISIBLE_DEVICES=1", ["CUDA1"]),
+        ("--privileged", ALL),
+        ("--privileged=false", NONE),
+        ("-d", NONE),
+    ],
+)
+@pytest.mark.parametrize("program", ["docker", "/usr/bin/podman", "sudo docker --context big container"])
+def test_the_devices_of_a_docker_run(program, options, pools, tmp_path, gemma_path):
+    folder = Path(gemma_path).parent
+    path = tmp_path / "l.yaml"
+    command = f"{program} run --rm {options} -v {folder}:/m llama.cpp:server-cuda -m /m/{Path(gemma_path).name} -c 512"
+    path.write_text("models:\n  a:\n    cmd: |\n      " + command + "\n")
+    found, prepared = seen(path)
+    assert found == pools
+    assert [w.message.split(":")[0] for w in prepared.warnings] == ([] if pools else ["the model a asks for no device"])
+
+
+def test_a_group_counts_its_members_in_containers(judge, gemma_path):
+    folder, name = Path(gemma_path).parent, Path(gemma_path).name
+    count = 5_000_000
+    models = f"  a: {{cmd: 'llama-server -m GEMMA -c {count}'}}\n  b: {{cmd: 'docker run --gpus all -v {folder}:/m llama.cpp:server-cuda -m /m/{name} -c {count}'}}\n"
+    groups = "groups:\n  g: {swap: false, members: [a, b]}\n"
+    code, out, err = judge("l.yaml", "models:\n" + models + groups)
+    assert (code, err) == (1, "")
+    assert out.count("ALLOW") == 2
+    assert "VETO  2 launches at once: a + b" in out
+
+
+@pytest.mark.parametrize(
+    ("cmd", "said"),
+    [
+        ("docker run --frobnicate x y", "the model b is started by 'docker', which has the option '--frobnicate', which residency does not know"),
+        ("docker run --rm", "the model b is started by 'docker', which names no image"),
+        ("docker compose up", "the model b is started by 'docker', which starts no container with run"),
+        ("podman run --entrypoint /bin/other llama.cpp:server x", "the model b runs the image llama.cpp:server, whose program residency does not know"),
+    ],
+)
+def test_containers_that_cannot_be_read_are_told_and_so_is_the_sum_without_them(cmd, said, judge):
+    models = f"models:\n  a: {{cmd: 'llama-server -m GEMMA -c 512'}}\n  b: {{cmd: '{cmd}'}}\n  c: {{cmd: 'llama-server -m GEMMA -c 513'}}\n"
+    code, _, err = judge("l.yaml", models + "groups:\n  g: {swap: false, members: [a, b, c]}\n")
+    assert code == 0
+    assert err.splitlines() == [
+        f"warning: HERE/l.yaml:3:12: {said}: it is not judged",
+        "warning: HERE/l.yaml:6:6: the sum of the group g lacks its member b, which is not judged",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--gpus lots", "l.yaml:2:12: the model a: --gpus 'lots' is no number of devices"),
+        ("--gpus what=1", "has the field 'what', which Docker does not know"),
+        ("-m lots", "--memory lots is not a memory limit"),
+        ("--env-file nosuch", "l.yaml:2:12: --env-file HERE/nosuch: no such file"),
+        ("--gpus device=7", "NVIDIA_VISIBLE_DEVICES=7 names 7, which is no device of this machine"),
+    ],
+)
+def test_options_of_docker_run_that_are_wrong_are_told(options, said, judge):
+    code, out, err = judge("l.yaml", f"models:\n  a: {{cmd: docker run {options} llama.cpp:server-cuda -m GEMMA}}\n")
+    assert (code, out) == (2, "")
+    assert said in err, err
+
+
+def test_dockers_variable_files_keep_quotes(tmp_path):
+    write(tmp_path / "e", "# c\nA='q'\nB=$A # x\nFROM_CALLER\n")
+    path = write(tmp_path / "l.yaml", "models:\n  a: {cmd: docker run --env-file e --entrypoint llama-server --gpus all any/image -c 1}\n")
+    (a,) = read(path, FROM_CALLER="f").commands
+    assert a.environ == {"A": "'q'", "B": "$A # x", "FROM_CALLER": "f"}
+    assert a.argv == ("llama-server", "-c", "1")

@@ -1,4 +1,4 @@
-"""The devices a process sees: what CUDA_VISIBLE_DEVICES and its like leave, in their order."""
+"""The devices a process sees: what CUDA_VISIBLE_DEVICES and its like leave, and what a container is given."""
 
 from __future__ import annotations
 
@@ -35,6 +35,35 @@ def as_seen(machine: Machine, environ: Mapping[str, str]) -> Machine:
         if every:
             machine = _renumbered(machine, every, _chosen(every, name, environ[name]), name, environ[name])
     return machine
+
+
+def given(machine: Machine, names: str) -> Machine:
+    """Return the machine with the devices of a container: those that NVIDIA_VISIBLE_DEVICES names, numbered anew.
+
+    They keep the machine's own order, whatever the order of the names is. Numbers count the machine's devices.
+
+    Raises:
+        InputError: a name is no device of this machine, with which the container does not start; or the machine does
+            not tell its devices' UUIDs.
+    """
+    every = [d for d in machine.devices if d.kind == "cuda"] or list(machine.accelerators)
+    if not every or names == "all":
+        return machine
+    label = f"NVIDIA_VISIBLE_DEVICES={clean(shorten(names))}"
+    chosen: list[Device] = []
+    for entry in (text.strip() for text in names.split(",")):
+        if entry in ("", "void", "none"):
+            continue
+        if entry.isascii() and entry.isdecimal():
+            named = every[int(entry) : int(entry) + 1] if len(entry) < 6 else []
+        else:
+            if any(d.uuid is None for d in every):
+                raise InputError(f"{label} names a device by its UUID, and the machine profile gives none")
+            named = [d for d in every if d.uuid is not None and d.uuid.casefold().startswith(entry.casefold())]
+        if len(named) != 1:
+            raise InputError(f"{label} names {clean(shorten(entry))}, which is no device of this machine; the container does not start")
+        chosen += named
+    return _renumbered(machine, every, [d for d in every if d in chosen], "NVIDIA_VISIBLE_DEVICES", names)
 
 
 def _chosen(every: list[Device], name: str, value: str) -> list[Device]:

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 _BAD = (Outcome.VETO, Outcome.CANNOT_TELL)
 
 
-def to_json(reports: Sequence[Report]) -> str:
-    """Return one JSON document: the report, or {"schema", "exit_code", "reports"} for several."""
+def to_json(reports: Sequence[Report], warnings: Sequence[Problem] = ()) -> str:
+    """Return one JSON document: the report, or {"schema", "exit_code", "reports"} for several.
+
+    ``warnings``, here and in the other formats: what of the source is not judged or has been assumed.
+    """
     documents = [r.to_dict() for r in reports]
     document: Any = documents[0]
     if len(documents) != 1:
         document = {"schema": "residency.reports/1", "exit_code": worst(reports), "reports": documents}
+    if warnings:
+        document["warnings"] = [_row(p) for p in warnings]
     return json.dumps(document, indent=2, ensure_ascii=True)
 
 
@@ -47,7 +52,7 @@ def _advice(finding: Finding) -> str:
     return f"{finding.message} Try: {'; '.join(tries)}." if tries else finding.message
 
 
-def to_sarif(reports: Sequence[Report]) -> str:
+def to_sarif(reports: Sequence[Report], warnings: Sequence[Problem] = ()) -> str:
     """Return SARIF 2.1.0 with one run."""
     results, rules = [], {}
     for report in reports:
@@ -55,6 +60,9 @@ def to_sarif(reports: Sequence[Report]) -> str:
             rules[finding.rule] = {"id": finding.rule}
             result: dict[str, Any] = {"ruleId": finding.rule, "level": _level(finding), "message": {"text": _advice(finding)}}
             results.append(result | _sarif_place(finding.where))
+    if warnings:
+        rules[_INPUT] = {"id": _INPUT}
+        results += _sarif_problems("warning", warnings)
     return _sarif(results, list(rules.values()), worst(reports))
 
 
@@ -79,9 +87,9 @@ def _escape(text: str, *, value: bool = False) -> str:
     return text.replace(":", "%3A").replace(",", "%2C") if value else text
 
 
-def to_github(reports: Sequence[Report]) -> str:
+def to_github(reports: Sequence[Report], warnings: Sequence[Problem] = ()) -> str:
     """Return workflow commands, one line per finding."""
-    lines = []
+    lines = [_github("warning", p.where, _INPUT, _told(p)) for p in warnings]
     for report in reports:
         lines += [_github(_level(f), f.where, f.rule, _advice(f)) for f in _shown(report)]
         lines.append(f"residency: {report.verdict}: {clean(report.launch.name)}")
@@ -95,11 +103,17 @@ def _github(level: str, where: Where | None, title: str, text: str) -> str:
     return f"::{level} {place}title={_escape(title, value=True)}::{_escape(clean(text))}"
 
 
-def to_junit(reports: Sequence[Report]) -> str:
+def to_junit(reports: Sequence[Report], warnings: Sequence[Problem] = ()) -> str:
     """Return a JUnit document: one suite per launch, one case per rule."""
     from xml.sax.saxutils import escape, quoteattr
 
     suites = []
+    if warnings:
+        skipped = "".join(
+            f'<testcase classname="residency" name="{_INPUT}"><skipped message={quoteattr(clean(f"{p.where}: {_told(p)}" if p.where else _told(p)))}/></testcase>'
+            for p in warnings
+        )
+        suites.append(f'<testsuite name="residency" tests="{len(warnings)}" failures="0" errors="0" skipped="{len(warnings)}">{skipped}</testsuite>')
     for report in reports:
         by_rule: dict[str, list[Finding]] = {}
         for finding in report.findings:
@@ -128,6 +142,18 @@ def to_junit(reports: Sequence[Report]) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n<testsuites>' + "".join(suites) + "</testsuites>"
 
 
+def _told(problem: Problem) -> str:
+    return f"{problem.message} ({problem.hint})" if problem.hint else problem.message
+
+
+def _row(problem: Problem) -> dict[str, Any]:
+    return {"message": problem.message, "hint": problem.hint, "where": problem.where.to_dict() if problem.where is not None else None}
+
+
+def _sarif_problems(level: str, problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    return [{"ruleId": _INPUT, "level": level, "message": {"text": clean(_told(p))}} | _sarif_place(p.where) for p in problems]
+
+
 #: What an input that cannot be read stands under where a report names rules.
 _INPUT = "residency/input"
 
@@ -135,19 +161,17 @@ _INPUT = "residency/input"
 def problems_in(form: str, problems: Sequence[Problem], code: int) -> str | None:
     """Return what is wrong with the input in a format for machines; None where the format has no such document."""
     if form == "json":
-        rows = [{"message": p.message, "hint": p.hint, "where": p.where.to_dict() if p.where is not None else None} for p in problems]
-        return json.dumps({"schema": "residency.error/1", "exit_code": code, "problems": rows}, indent=2)
-    told = [(p, f"{p.message} ({p.hint})" if p.hint else p.message) for p in problems]
+        return json.dumps({"schema": "residency.error/1", "exit_code": code, "problems": [_row(p) for p in problems]}, indent=2)
     if form == "sarif":
-        return _sarif([{"ruleId": _INPUT, "level": "error", "message": {"text": clean(text)}} | _sarif_place(p.where) for p, text in told], [{"id": _INPUT}], code)
+        return _sarif(_sarif_problems("error", problems), [{"id": _INPUT}], code)
     if form == "github":
-        return "\n".join(_github("error", p.where, _INPUT, text) for p, text in told)
+        return "\n".join(_github("error", p.where, _INPUT, _told(p)) for p in problems)
     if form == "junit":
         from xml.sax.saxutils import escape
 
-        errors = "".join(f"<error>{escape(clean(text))}</error>" for _, text in told)
+        errors = "".join(f"<error>{escape(clean(_told(p)))}</error>" for p in problems)
         return (
-            f'<?xml version="1.0" encoding="utf-8"?>\n<testsuites><testsuite name="residency" tests="1" failures="0" errors="{len(told)}">'
+            f'<?xml version="1.0" encoding="utf-8"?>\n<testsuites><testsuite name="residency" tests="1" failures="0" errors="{len(problems)}">'
             f'<testcase classname="residency" name="{_INPUT}">{errors}</testcase></testsuite></testsuites>'
         )
     return None

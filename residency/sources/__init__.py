@@ -34,7 +34,10 @@ class Command:
     host_limit_bytes: int | None = None  # memory limit the file puts on the process
     host_limit_share: float | None = None  # the same as a share of the host's memory
     host_limit_where: Where | None = None
-    device_count: int | None = None  # accelerators the file gives the process
+    device_count: int | None = None  # accelerators the file gives the process, the first ones
+    device_names: str | None = None  # or those that NVIDIA_VISIBLE_DEVICES would name so
+    facts: tuple[str, ...] = ()  # what was found of the devices it is given, one sentence each
+    assumption: Problem | None = None  # what has been assumed of them and may be otherwise
     inherits: bool = True  # whether the process also gets the caller's environment
 
 
@@ -46,6 +49,7 @@ class Collection:
     commands: tuple[Command, ...]
     groups: tuple[tuple[str, ...], ...] = ()  # names that run at the same time
     most_at_once: int | None = None  # any that many of all run at the same time
+    warnings: tuple[Problem, ...] = ()  # what is not judged or assumed, and would not be expected
 
 
 class Reader(Protocol):

@@ -26,11 +26,12 @@ def matters(name: str) -> bool:
     return _READ.match(name) is not None
 
 
-def read_variables(path: str, *, host: Mapping[str, str] | None = None) -> tuple[dict[str, str], dict[str, Where]]:
+def read_variables(path: str, *, host: Mapping[str, str] | None = None, raw: bool = False) -> tuple[dict[str, str], dict[str, Where]]:
     """Return the variables of a file and where each stands.
 
     ``host``: read it as compose does, which fills in variables of its caller and ends a value at `` #``. None: as
-    systemd does (``systemd.exec(5)``, EnvironmentFile=). Raises InputError for a file that cannot be read.
+    systemd does (``systemd.exec(5)``, EnvironmentFile=). ``raw``: as ``docker run --env-file`` does, with quotes and
+    dollar signs as a part of the value. Raises InputError for a file that cannot be read.
     """
     values: dict[str, str] = {}
     places: dict[str, Where] = {}
@@ -52,7 +53,7 @@ def read_variables(path: str, *, host: Mapping[str, str] | None = None) -> tuple
                 values[name], places[name] = host[name], where
             continue
         try:
-            values[name] = _unquoted(match[4]) if host is None else _composed(match[4], {**host, **values})
+            values[name] = match[4] if raw else _unquoted(match[4]) if host is None else _composed(match[4], {**host, **values})
             places[name] = where
         except ValueError as error:
             problems.append(Problem(message=f"{name}: {error}", where=where, line_text=line))

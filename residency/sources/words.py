@@ -106,7 +106,8 @@ def unwrap(
                 if part and known(program_name(part)):
                     raise NotSimpleError(f"{part} is started by a shell's text that is more than one command of plain words; write the engine's command itself", where)
             return None
-        found = unwrap(inner, source.places(inner, source.index(where), end), known, source=source, end=end, environ=environ, depth=depth - 1)
+        inside = source.places(inner, source.index(where), end) if where.file == source.path else [where] * len(inner)
+        found = unwrap(inner, inside, known, source=source, end=end, environ=environ, depth=depth - 1)
         return None if found is None else found._replace(assigned={**assigned, **found.assigned})
     return None
 

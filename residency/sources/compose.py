@@ -1,0 +1,315 @@
+"""Docker compose files: services with their files, variables, limits and devices, ``extends`` and ``include``.
+
+Merging as the Compose Specification has it (compose-go 2, ``override/merge.go``): mappings key by key, lists one behind
+the other, ``command`` and ``entrypoint`` whole; what extends or overrides wins.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from residency.errors import InputError
+from residency.text import clean, shorten
+
+from . import Collection, Command
+from .containers import Request, devices_of, with_image
+from .environment import read_variables
+from .yaml_nodes import count_of, environment_of, get, items, limit_of, list_of, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from yaml.nodes import MappingNode, Node
+
+    from residency.where import Where
+
+    from .yaml_nodes import Document
+
+#: Files that may be read for one, counted every time they are included.
+_MOST_FILES = 64
+_WHOLE = ("command", "entrypoint")
+_NULL = "tag:yaml.org,2002:null"
+#: The tag of variables that were merged: a list of what was written, the strongest last.
+_MERGED = "!residency/merged"
+
+
+def read_compose(root: MappingNode, document: Document) -> Collection:
+    """Return the engine commands of a compose file's services, which all run at once."""
+    commands = []
+    document.environ = _with_own(document.environ, str(PurePath(document.path).parent))
+    for name, service in _Project(document).services(document.path, root, ()).items():
+        command = _service_command(name, service, document)
+        if command is not None:
+            commands.append(command)
+    return Collection(path=document.path, commands=tuple(commands), groups=(tuple(c.name for c in commands),) if len(commands) > 1 else ())
+
+
+def _with_own(environ: Mapping[str, str], folder: str) -> Mapping[str, str]:
+    """Return the variables that fill in ``${NAME}``: the caller's, over those of the project's ``.env``."""
+    own = str(PurePath(folder, ".env"))
+    return {**read_variables(own, host=environ)[0], **environ} if os.path.lexists(own) else environ
+
+
+class _Project:
+    """The services of a file, those it includes, and those they extend."""
+
+    def __init__(self, document: Document) -> None:
+        self.document, self.count = document, 0
+
+    def services(self, path: str, root: Node, chain: tuple[str, ...]) -> dict[str, Node]:
+        """Return the services of a file and of those it includes. ``chain``: the files that include it."""
+        document = self.document
+        chain = (*chain, path)
+        written = dict(items(get(root, "services")))
+        found = {}
+        for name in written:
+            service = self.extended(name, written, path, ())
+            if service is not None:
+                found[name] = service
+        include = get(root, "include")
+        for item in list_of(include) or ([include] if include is not None else []):
+            for name, service in self.included(item, path, chain).items():
+                if name in found and found[name] is not service and not _same(found[name], service):
+                    document.complain(item, f"the service {clean(name)} of the included file stands in this project already")
+                found.setdefault(name, service)
+        return found
+
+    def included(self, item: Node, path: str, chain: tuple[str, ...]) -> dict[str, Node]:
+        """Return the services of an entry of ``include``: a path, or a table with several that are merged."""
+        document = self.document
+        given = item if text_of(item) is not None else get(item, "path")
+        paths = [n for n in (list_of(given) or [given]) if n is not None and text_of(n)]
+        if not paths:
+            document.complain(item, "include takes paths, or tables with a path")
+            return {}
+        base = document.folder(item)
+        first = self.located(paths[0], "include")
+        if first is None:
+            return {}
+        if os.path.realpath(first) in {os.path.realpath(p) for p in chain}:
+            document.complain(item, f"include leads in a circle: {clean(' > '.join((*chain, first)))}")
+            return {}
+        directory = get(item, "project_directory")
+        folder = str(PurePath(base, document.expand(directory))) if directory is not None else str(PurePath(first).parent)
+        environ = self.environment(get(item, "env_file"), folder, document.environ_of(item))
+        merged_all: dict[str, Node] = {}
+        for node in paths:
+            file = self.located(node, "include")
+            roots = self.opened(file, node, "include", folder, environ) if file is not None else []
+            for root in roots[:1]:
+                for name, service in self.services(file or path, root, chain).items():
+                    merged_all[name] = merged(merged_all[name], service) if name in merged_all else service
+        return merged_all
+
+    def environment(self, given: Node | None, folder: str, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the variables of an included project: the including one's, over its own files."""
+        if given is None:
+            return _with_own(environ, folder)
+        values: dict[str, str] = {}
+        for node in list_of(given) or [given]:
+            path = str(PurePath(self.document.folder(node), self.document.expand(node)))
+            try:
+                values.update(read_variables(path, host=environ)[0])
+            except InputError as error:
+                for problem in error.problems:
+                    self.document.complain(node, f"env_file {clean(path)}: {problem.message}")
+        return {**values, **environ}
+
+    def located(self, node: Node, key: str) -> str | None:
+        """Return the path a node names, or complain about one that cannot be followed."""
+        text = self.document.expand(node)
+        if "://" in text or text.startswith(("oci:", "git@")):
+            self.document.complain(node, f"{key} {clean(shorten(text))} lies elsewhere and is not fetched; keep a copy beside this file")
+            return None
+        return os.path.normpath(PurePath(self.document.folder(node), text))
+
+    def opened(self, path: str, node: Node, key: str, folder: str, environ: Mapping[str, str]) -> list[Any]:
+        """Return the documents of another file, or complain at the node that names it."""
+        document = self.document
+        self.count += 1
+        if self.count > _MOST_FILES:
+            document.complain(node, f"{key} leads to more than {_MOST_FILES} files")
+            return []
+        document.environs.setdefault(path, environ)
+        document.folders.setdefault(path, folder)
+        try:
+            return document.parse(path)
+        except InputError as error:
+            for problem in error.problems:
+                if problem.where is not None and problem.where.line is not None:
+                    document.problems.append(problem)
+                else:
+                    document.complain(node, f"{key} {clean(path)}: {problem.message}")
+            return []
+
+    def extended(self, name: str, services: Mapping[str, Node], path: str, chain: tuple[tuple[str, str], ...]) -> Node | None:
+        """Return a service with what it extends under it; None after a complaint."""
+        document, own = self.document, services[name]
+        extends = get(own, "extends")
+        if extends is None:
+            return own
+        chain = (*chain, (path, name))
+        other = extends if text_of(extends) is not None else get(extends, "service")
+        file = get(extends, "file")
+        wanted = document.expand(other)
+        if not wanted:
+            document.complain(extends, f"extends of the service {clean(name)} names no service")
+            return None
+        if file is not None:
+            located = self.located(file, "extends")
+            if located is None:
+                return None
+            if located != path:
+                roots = self.opened(located, file, "extends", str(PurePath(located).parent), document.environ_of(file))
+                if not roots:
+                    return None
+                path, services = located, dict(items(get(roots[0], "services")))
+        at = other if other is not None else extends
+        if wanted not in services:
+            document.complain(at, f"the service {clean(name)} extends {clean(shorten(wanted))}, which is no service of {clean(path)}")
+            return None
+        if (path, wanted) in chain:
+            circle = " > ".join(n for _, n in (*chain, (path, wanted)))
+            document.complain(at, f"extends leads in a circle: {clean(circle)}")
+            return None
+        base = self.extended(wanted, services, path, chain)
+        return None if base is None else merged(base, own)
+
+
+def _same(one: Node, other: Node) -> bool:
+    import yaml
+
+    return bool(yaml.serialize(one) == yaml.serialize(other))
+
+
+def merged(base: Node, own: Node, key: str = "", depth: int = 0) -> Node:
+    """Return a setting of a service merged from two places; ``own`` wins."""
+    from yaml.nodes import MappingNode, SequenceNode
+
+    if own.tag == "!override" or key in _WHOLE:
+        return own
+    if own.tag == _NULL:
+        return base
+    if key == "environment" and depth == 1:
+        parts = [part for node in (base, own) for part in (node.value if node.tag == _MERGED else [node])]
+        return SequenceNode(_MERGED, parts, own.start_mark, own.end_mark)
+    if isinstance(base, MappingNode) and isinstance(own, MappingNode):
+        under = dict(items(base))
+        rows = {name: node for name, node in under.items() if name != "extends"}
+        for name, node in items(own):
+            if node.tag == "!reset":
+                rows.pop(name, None)
+            else:
+                rows[name] = merged(under[name], node, name, depth + 1) if name in under else node
+        return MappingNode(own.tag, [(_key(name, own), node) for name, node in rows.items()], own.start_mark, own.end_mark)
+    if isinstance(base, SequenceNode) or isinstance(own, SequenceNode):
+        return SequenceNode(own.tag, [*(list_of(base) or [base]), *(list_of(own) or [own])], own.start_mark, own.end_mark)
+    return own
+
+
+def _key(name: str, at: Node) -> Node:
+    from yaml.nodes import ScalarNode
+
+    return ScalarNode("tag:yaml.org,2002:str", name, at.start_mark, at.end_mark)
+
+
+def _service_command(name: str, service: Node, document: Document) -> Command | None:
+    entry, command = get(service, "entrypoint"), get(service, "command")
+    words: list[str] = []
+    places: list[Where] = []
+    for node in (entry, command):
+        if node is not None:
+            more, at = document.words(node, expanded=True)
+            words += more
+            places += at
+    before = len(document.problems)
+    environ, environ_places = _environment(service, document)
+    of_environment = document.problems[before:]
+    del document.problems[before:]
+    image = get(service, "image")
+    built = document.expand(image)
+    who = f"the service {clean(name)}"
+    found = with_image(
+        words, places, image=built, image_at=document.where(image) if image is not None else None, own_entry=entry is not None,
+        last=command or entry or image or service, environ=environ, document=document, who=who,
+    )  # fmt: skip
+    if found is None:
+        return None  # a service of another kind
+    document.problems += of_environment
+    limit, limit_where = limit_of(get(service, "deploy", "resources", "limits", "memory") or get(service, "mem_limit"), document, binary=True)
+    given = devices_of(
+        image=built, requests=list(_requests(service, document)), nodes=[document.expand(n) for n in list_of(get(service, "devices"))],
+        runtime=document.expand(get(service, "runtime")), privileged=document.expand(get(service, "privileged")).casefold() == "true",
+        environ=environ, who=who, ask="ask with gpus: all, or deploy.resources.reservations.devices",
+    )  # fmt: skip
+    return Command(
+        name=name, argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned}, environ_places=environ_places,
+        mounts=tuple(_mounts(get(service, "volumes"), document).items()), host_limit_bytes=limit, host_limit_where=limit_where,
+        device_count=given.count, device_names=given.names, facts=(given.fact,) if given.fact else (),
+        assumption=given.assumed_at(document.where(image or command or entry or service)), inherits=False,
+    )  # fmt: skip
+
+
+def _mounts(volumes: Any, document: Document) -> dict[str, str]:
+    """Return the paths of this machine by those in the container; of two for one the last counts."""
+    found = {}
+    for item in list_of(volumes):
+        text = text_of(item)
+        if text is not None:
+            parts = document.expand(item).split(":")
+            source, target = (parts[0], parts[1]) if len(parts) > 1 else ("", "")
+        else:
+            source, target = document.expand(get(item, "source")), document.expand(get(item, "target"))
+        if source == "~" or source.startswith("~/"):
+            source = document.environ.get("HOME", "~") + source[1:]
+        if source.startswith((".", "/", "~")) and target:
+            found[target] = source if source.startswith(("/", "~")) else str(PurePath(document.folder(item), source))
+    return found
+
+
+def _requests(service: Node, document: Document) -> Iterator[Request]:
+    """Yield the device requests of a service: ``gpus`` and reservations."""
+    gpus = get(service, "gpus")
+    if text_of(gpus) is not None:  # the only text it takes is "all"
+        yield Request()
+    for item in (*list_of(gpus), *list_of(get(service, "deploy", "resources", "reservations", "devices"))):
+        ids = [document.expand(node) for node in list_of(get(item, "device_ids"))]
+        count = get(item, "count")
+        if ids:
+            yield Request(names=tuple(ids))
+        elif count is None or (number := document.expand(count)) == "all":
+            yield Request()
+        else:
+            yield Request(count=count_of(count, number, document) or 0)
+
+
+def _environment(service: Node, document: Document) -> tuple[dict[str, str], dict[str, Where]]:
+    """Return a service's variables: its files in their order, and its own over them."""
+    values: dict[str, str] = {}
+    places: dict[str, Where] = {}
+    given = get(service, "env_file")
+    for item in list_of(given) or ([given] if given is not None else []):
+        text = text_of(item) or text_of(get(item, "path"))
+        if not text:
+            document.complain(item, "env_file takes a path, or a table with a path")
+            continue
+        path = str(PurePath(document.folder(item), document.expand(item, text)))
+        optional = (text_of(get(item, "required")) or "true").casefold() == "false"
+        if optional and not os.path.lexists(path):
+            continue
+        try:
+            more, at = read_variables(path, host=document.environ_of(item))
+        except InputError as error:
+            for problem in error.problems:
+                document.complain(item, f"env_file {clean(path)}: {problem.message}")
+            continue
+        values.update(more)
+        places.update(at)
+    own = get(service, "environment")
+    for part in (own.value if own is not None and own.tag == _MERGED else [own]):
+        more, at = environment_of(part, document, composed=True)
+        values.update(more)
+        places.update(at)
+    return values, places
