@@ -66,6 +66,23 @@ class Block:
     outline: int  # equal for blocks that differ in the bytes of their weights alone
 
 
+#: Graphs that apply the scales of a feed-forward (``ffn_down_s`` and its kind in ``src/models``): the others carry them unread.
+DENSE_SCALED = frozenset(
+    ["bitnet", "cohere2", "cohere2moe", "deepseek32", "dflash", "dots3note", "gemma4", "glm-dsa", "hy_v3", "llama", "llama-embed", "mistral3", "nanbeige", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen35", "talkie"]
+)
+SHARED_SCALED = frozenset(
+    ["cohere2moe", "deepseek32", "dots3note", "glm-dsa", "hy_v3", "nemotron_h", "nemotron_h_moe", "qwen35moe", "qwen3next", "qwen4exp"]
+)
+EXPERTS_SCALED = SHARED_SCALED | {"gemma4", "llama", "llama-embed", "mellum", "mistral3", "qwen3moe"}
+
+
+def scaled(architecture: str, name: str) -> bool:
+    """Whether a graph applies this scale."""
+    if not name.startswith("ffn_"):
+        return True
+    return architecture in (EXPERTS_SCALED if "exps" in name else SHARED_SCALED if "shexp" in name else DENSE_SCALED)
+
+
 def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[str] = frozenset()) -> tuple[Block, ...]:
     """Return every trunk block, equal ones shared. ``stuck`` names the tensors the CUDA back end leaves in host memory."""
     store = derived(checkpoint)
@@ -98,7 +115,7 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[s
             w = hyper.windowed[i]
             outline = outlines.setdefault((tuple(p[:2] for p in parts[i]), *key[1:]), len(outlines))
             block = shared[key] = Block(
-                weights=weights, biases=biases, scales=frozenset(n.removesuffix(".scale") for n, _, _ in parts[i] if n.endswith(".scale")), heads=hyper.heads[i], heads_kv=hyper.heads_kv[i],
+                weights=weights, biases=biases, scales=frozenset(n.removesuffix(".scale") for n, _, _ in parts[i] if n.endswith(".scale") and scaled(hyper.architecture, n)), heads=hyper.heads[i], heads_kv=hyper.heads_kv[i],
                 head_k=hyper.head_k_window if w else hyper.head_k, head_v=hyper.head_v_window if w else hyper.head_v,
                 windowed=w, attends=hyper.attends[i], recurrent=hyper.recurrent[i], experts_used=count,
                 outline=outline,
@@ -147,10 +164,36 @@ class Shape:
     scores_cap: int = 0  # bytes of attention scores held at once (-amb of ik_llama.cpp); 0 = all heads
 
 
+class Ahead(NamedTuple):
+    """Inputs that the last split of a block receives for what follows it."""
+
+    windows: tuple[bool, ...]  # masks
+    positions: bool
+    rows: bool  # the rows of the result
+
+
+#: Weights of a block in the order of their use, the last first.
+LAST_USED = (
+    "post_ffw_norm", "ffn_gate_inp_shexp", "ffn_down_shexp", "ffn_down", "ffn_down_exps", "ffn_up_exps", "ffn_gate_up_exps",
+    "ffn_gate_exps", "ffn_gate_inp", "attn_output", "ssm_out", "shortconv.out_proj",
+)  # fmt: skip
+
+
+def closing(block: Block, foreign: frozenset[str] | None) -> str:
+    """Return the last weight of a block that is copied from host memory, or nothing."""
+    if foreign is not None and not foreign:
+        return ""
+    weights = block.weights
+    for name in LAST_USED:
+        if name in weights and (foreign is None or name in foreign) and not (name == "ffn_down" and "ffn_norm_exps" in weights):
+            return name
+    return ""
+
+
 class Graph:
     """Builds one device's tape."""
 
-    def __init__(self, hyper: HyperParameters, shape: Shape, *, layer_norm: bool) -> None:
+    def __init__(self, hyper: HyperParameters, shape: Shape, *, layer_norm: bool, factors: bool = False) -> None:
         self.tape = Tape()
         self.hyper = hyper
         self.shape = shape
@@ -161,15 +204,23 @@ class Graph:
         self.converts = shape.flash and not shape.half_mask  # the mask arrives as float32 and is converted here
         self.elsewhere = False  # the current block's experts are computed on another device
         self.indices = -1  # positions and cache rows, until the last attention
+        self.places = -1  # cache rows, where the positions came before them
+        self.partly = False  # ``indices`` are positions only
         self.chosen = -1  # rows of the result, until they are picked
         self.wide = max(hyper.hyper_streams, 1)  # residual streams side by side
         self.leaves: list[int] = []  # per sparse block: a table of chosen cells, there from the start
         self.top = -1  # the cells the last indexer chose
-        self.ahead: bool | None = None  # the next block attends through this mask, in the split this block's last copy begins
+        self.factors = factors  # the rotation takes factors from the file
+        self.factors_here = False  # ... which were copied to this device
+        self.closing = ""  # the block's last weight to be copied: its split also receives the inputs of what follows
+        self.copies = False  # the current block copies weights
+        self.ahead: Ahead | None = None  # ... which are these
         self.spin = -1  # the values' rotation, until the last attention's result is turned back
         self.fed = -1  # a parallel block's feed-forward
         self.small = 0  # bytes of the indices
         self.positions = False  # the indices are still to be copied, in the split of the first rotation
+        self.ending = False  # ... and the result is picked on this device, now or later
+        self.rotates_next = False  # the next block attends, and rotates
         self.last = False  # the current block is the trunk's last
         self.final = False  # the current block is the last one that attends
         self.t4 = shape.tokens * 4
@@ -181,19 +232,41 @@ class Graph:
         if self.foreign is None or name in self.foreign:
             weight = block.weights.get(name)
             if weight is not None:
-                return (self.tape.op(weight.nbytes),)
+                copied = (self.tape.op(weight.nbytes),)
+                # a bias or a scale begins a split of its own; the scales of experts are views, which do not
+                if name == self.closing and name not in block.biases and (name not in block.scales or "exps" in name):
+                    self.arrive()
+                return copied
         return ()
+
+    def arrive(self) -> None:
+        """Copy the inputs of what follows into the split that begins here."""
+        ahead, self.closing = self.ahead, ""
+        if ahead is None:
+            return
+        if ahead.positions and self.small and self.places < 0:
+            if self.indices < 0:
+                self.indices = self.tape.op(self.small)
+            elif self.partly:
+                self.places = self.tape.op(self.small - self.t4 * self.hyper.positions)
+        for windowed in ahead.windows:
+            self.mask(windowed)
+        if ahead.rows and self.chosen < 0:
+            self.chosen = self.tape.op(4 * self.shape.rows)
 
     def small_copy(self, name: str, nbytes: int) -> tuple[int, ...]:
         """The copy of a bias or a scale that goes with a host weight."""
-        return (self.tape.op(nbytes),) if self.foreign is None or name in self.foreign else ()
+        if self.foreign is not None and name not in self.foreign:
+            return ()
+        copied = (self.tape.op(nbytes),)
+        if name == self.closing:
+            self.arrive()
+        return copied
 
-    def product(self, block: Block, name: str, source: int, *, tokens4: int | None = None) -> int:
-        """A matrix product with its bias."""
-        size = block.weights[name].out * (tokens4 if tokens4 is not None else self.t4)
-        copied = self.copy(block, name)
-        if copied and self.ahead is not None and name == "ffn_down":
-            self.mask(self.ahead)
+    def product(self, block: Block, name: str, source: int, *, ready: tuple[int, ...] = ()) -> int:
+        """A matrix product with its bias. ``ready``: the weight's copy, if it is there already."""
+        size = block.weights[name].out * self.t4
+        copied = ready or self.copy(block, name)
         if copied and self.last and name == "attn_output" and self.chosen < 0:
             self.chosen = self.tape.op(4 * self.shape.rows)
         scaled, biased = name in block.scales, name in block.biases
@@ -216,7 +289,8 @@ class Graph:
     def place_positions(self) -> None:
         """Copy the positions into the split that rotates first."""
         self.positions = False
-        self.indices = self.tape.op(self.t4)
+        self.partly = True
+        self.indices = self.tape.op(self.t4 * self.hyper.positions)
 
     def norm(self, block: Block, name: str, source: int, size: int) -> int:
         """A norm over ``source``: one tensor, its weight and bias applied in place."""
@@ -270,9 +344,11 @@ class Graph:
             tape.hold(k, v) if k != v else tape.hold(k)  # the rows go into the cache here
             if self.final and self.indices >= 0:
                 tape.hold(self.indices)
-                self.indices = -1
+                if self.places >= 0:
+                    tape.hold(self.places)
+                self.indices = self.places = -1
             if self.cache_foreign and (s.flash_here or not s.flash):
-                pick = self.last and self.foreign is not None and self.chosen < 0
+                pick = self.ending and self.foreign is not None and self.chosen < 0
                 cache.append(tape.op(row_bytes(s.type_k, key_row) * cells))
                 cache.append(tape.op(row_bytes(s.type_k if latent else s.type_v, key_row if latent else value_row) * cells))
                 if pick:
@@ -337,12 +413,16 @@ class Graph:
                 gate = q
             q = tape.view(q)
             k = v = -1
-        q = self.turned(block, "attn_q_norm", q, q_out * t4, rope=rope)
+        early = q
+        if "attn_q_norm" in w:
+            early = self.norm(block, "attn_q_norm", q, q_out * t4)
+        ahead = self.factored(block) if rope else ()
+        q = tape.same(q_out * t4, early) if rope else early
         rotated = self.rotates(block)
         if rotated & 1:
             q = tape.op(q_out * t4, tape.view(q))
         if v < 0:
-            v = self.product(block, "attn_v", n) if "attn_v" in w else -1
+            v = self.product(block, "attn_v", n, ready=ahead) if "attn_v" in w else -1
         if rotated & 2 and v >= 0:
             v = tape.op(v_out * t4, tape.view(v))
         if k < 0:
@@ -378,6 +458,18 @@ class Graph:
             g = tape.same(w["attn_gate"].out * t4, g)
             cur = tape.same(out * t4, cur, g)
         return cur
+
+    def factored(self, block: Block) -> tuple[int, ...]:
+        """Factors of the rotation in host memory: each rotation begins a split, which brings the next weight along.
+
+        Not the first one, whose split brings the factors themselves.
+        """
+        if self.foreign is not None or not self.factors:
+            return ()
+        if self.factors_here:
+            return self.copy(block, "attn_v")
+        self.factors_here = True
+        return ()
 
     def rotates(self, block: Block) -> int:
         """Bits: keys (1) and values (2) of a quantised cache are rotated first (``src/llama-kv-cache.cpp``)."""
@@ -542,9 +634,10 @@ class Graph:
             extra = (tape.op(count * t4, probs),)
         order = tape.op(count * t4, *(extra or (probs,)))
         weights = tape.op(block.experts_used * t4, tape.view(probs), tape.view(order))
-        scaled = tape.op(block.experts_used * t4, weights)
+        total = tape.op(t4, weights)  # a router that does not divide by the sum lacks these two, 4 bytes per token
+        scaled = tape.op(block.experts_used * t4, weights, tape.op(t4, total))
         if self.shape.fuses:
-            tape.hold(logits, probs, *extra, order, weights)
+            tape.hold(logits, probs, *extra, order, weights, total)
         return order, scaled
 
     def visiting(self, block: Block, size: int) -> int:
@@ -555,6 +648,14 @@ class Graph:
         order = self.tape.op(block.weights["ffn_gate_inp"].out * self.t4)
         weights = self.tape.op(block.experts_used * self.t4)
         return self.experts(block, n, order, weights, first=copied)
+
+    def chosen_product(self, block: Block, name: str, size: int, x: int, chosen: int, first: tuple[int, ...] = ()) -> int:
+        """A product with the matrices of the chosen experts, and their bias."""
+        result = self.tape.op(size, *(first or self.copy(block, name)), x, chosen)
+        if name not in block.biases:
+            return result
+        matrix = block.weights[name]
+        return self.tape.same(size, result, *self.small_copy(name, matrix.out * matrix.shape[-1] * 4), chosen)
 
     def experts(self, block: Block, n: int, order: int, weights: int, *, suffix: str = "_exps", first: tuple[int, ...] = ()) -> int:
         """The chosen experts and their weighted sum. ``first`` is a copy of the first weight that is there already."""
@@ -568,20 +669,17 @@ class Graph:
             whole = self.hyper.embedding * used * t4
             x = tape.same(whole, tape.op(whole, x), weights)
         if "ffn_gate_up" + suffix in w:
-            both = tape.op(2 * inner, *(first or self.copy(block, "ffn_gate_up" + suffix)), x, chosen)
+            both = self.chosen_product(block, "ffn_gate_up" + suffix, 2 * inner, x, chosen, first)
             cur = tape.op(inner, tape.view(both), tape.view(both))
         elif "ffn_gate" + suffix in w:
-            a = tape.op(inner, *(first or self.copy(block, "ffn_gate" + suffix)), x, chosen)
-            b = tape.op(inner, *self.copy(block, "ffn_up" + suffix), x, chosen)
+            a = self.chosen_product(block, "ffn_gate" + suffix, inner, x, chosen, first)
+            b = self.chosen_product(block, "ffn_up" + suffix, inner, x, chosen)
             cur = tape.op(inner, a, b)
         else:
-            cur = tape.op(inner, *(first or self.copy(block, "ffn_up" + suffix)), x, chosen)
+            cur = self.chosen_product(block, "ffn_up" + suffix, inner, x, chosen, first)
             cur = tape.same(inner, cur)
         size = down.shape[1] * used * t4
-        copied = self.copy(block, "ffn_down" + suffix)
-        if copied and self.ahead is not None:
-            self.mask(self.ahead)
-        cur = tape.op(size, *copied, cur, chosen)
+        cur = self.chosen_product(block, "ffn_down" + suffix, size, cur, chosen)
         fused = self.shape.fuses and 2 <= used <= FUSED_EXPERTS
         scaled = cur
         if "ffn_down" + suffix in block.scales:
@@ -617,16 +715,19 @@ class Graph:
     def delta_net(self, block: Block, n: int) -> int:
         """A gated delta net (qwen3next, qwen35)."""
         tape, t4, w, hyper, s = self.tape, self.t4, block.weights, self.hyper, self.shape
-        kernel = w["ssm_conv1d"].shape[0]
-        mixed = w["ssm_conv1d"].shape[1]
+        kernel, mixed = w["ssm_conv1d"].shape[0], w["ssm_conv1d"].shape[1]
         inner = w["ssm_out"].shape[0]
         key = (mixed - inner) // 2
-        state = hyper.state_s
-        old = tape.op(hyper.state_r * s.sequences * 4)
-        qkv = self.product(block, "attn_qkv", n)
+        rows, state = hyper.state_r * s.sequences * 4, hyper.state_s * s.sequences * 4
+        host = self.foreign is None  # the states are host tensors too, copied behind the weight of the split that reads them
+        old = -1 if host else tape.op(rows)
+        copied = self.copy(block, "attn_qkv")
+        if host:
+            old = tape.op(rows)
+        qkv = self.product(block, "attn_qkv", n, ready=copied)
         joined = tape.op(mixed * (s.tokens + (kernel - 1) * s.sequences) * 4, old, tape.view(qkv))
-        last = tape.op(state * s.sequences * 4)
-        conv = tape.op(mixed * t4, joined)
+        last = -1 if host else tape.op(state)
+        conv = tape.op(mixed * t4, *self.copy(block, "ssm_conv1d"), joined)
         conv = tape.same(mixed * t4, conv)
         repeats = hyper.architecture == "qwen3next" and key != inner  # repeated to every value head before the net
         q = tape.same(key * t4, tape.op(key * t4, tape.view(conv)))
@@ -635,8 +736,26 @@ class Graph:
         k = tape.same(key * t4, tape.op(key * t4, tape.view(conv)))
         if repeats:
             k = tape.view(tape.op(inner * t4, tape.view(k)))
-        net = tape.op(inner * t4 + state * s.sequences * 4, q, k, tape.view(conv), tape.view(last))
-        out = tape.op(inner * t4, tape.view(net))
+        one = w["ssm_a"].shape[-1] * t4 if "ssm_a" in w else 0
+        joint = self.product(block, "ssm_ba", n) if "ssm_ba" in w else -1
+        alpha = joint if joint >= 0 else self.product(block, "ssm_alpha", n) if "ssm_alpha" in w else n
+        if joint >= 0:
+            gate = tape.op(one, tape.view(joint))
+            gate = tape.same(one, gate, *self.small_copy("ssm_dt", one // s.tokens))
+        else:
+            gate = tape.op(one, *self.small_copy("ssm_dt", one // s.tokens), tape.view(alpha))
+        gate = tape.same(one, tape.same(one, gate), *self.copy(block, "ssm_a"))
+        copied = () if joint >= 0 else self.copy(block, "ssm_beta")
+        if host:
+            last = tape.op(state)
+        if joint >= 0:
+            beta = tape.same(one, tape.op(one, tape.view(joint)))
+        else:
+            beta = tape.op(one, tape.view(self.product(block, "ssm_beta", n, ready=copied) if "ssm_beta" in w else n))
+        net = tape.op(inner * t4 + state, q, k, tape.view(conv), tape.view(gate), beta, tape.view(last))
+        if self.cache_foreign and not host and self.rotates_next and self.indices < 0 and self.small:
+            self.place_positions()  # the split that begins behind the new state reaches into the next block
+        out = tape.op(inner * t4, *self.copy(block, "ssm_norm"), tape.view(net))
         z = self.product(block, "attn_gate", n) if "attn_gate" in w else tape.op(inner * t4, n)
         gate = tape.op(inner * t4, tape.view(z))
         out = tape.same(inner * t4, out, gate)
@@ -685,7 +804,8 @@ class Graph:
             if self.foreign is None:
                 self.positions = self.hyper.architecture not in NO_ROPE  # copied with the weight that is last before the rotation
             else:
-                self.indices = tape.op(self.small)  # a split copies its inputs when it begins
+                # a split copies its inputs when it begins; rows for a cache in host memory are not used here
+                self.indices = tape.op(self.t4 * self.hyper.positions if self.cache_foreign else self.small)
         if block.attends and not self.cache_foreign and self.foreign is not None and (self.shape.flash_here or not self.shape.flash):
             self.mask(block.windowed)
         if self.wide > 1:
@@ -909,13 +1029,14 @@ class Graph:
         tape.keep(vocabulary * rows * 4, n, *weight)
 
 
-#: In a graph of several splits the last state of every token is a result that stays where the holes put it, and the
-#: logits go behind it: this share of the interior's height, fitted to launches that gave 0.01 to 0.72.
-LATE_SHARE = 0.5
 #: Stacks that are walked several times cross between devices in every round: states per block, fitted to four launches.
 LOOPED: Mapping[str, int] = {"hrm_text": 10}
 #: Unmixed streams cross between devices one by one: states per stream, fitted to six launches.
 APART_CROSSINGS = 20
+#: Architectures that load factors of the rotation and do not use them.
+NO_FACTORS = frozenset({"pangu-embedded", "llada"})
+#: Tensors that scale the rotation.
+FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 #: A 64 x 64 Hadamard matrix that turns values.
 ROTATION_BYTES = 64 * 64 * 4
 #: Memory modules with an indexer beside the attention.
@@ -1019,7 +1140,8 @@ def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placem
     layer_norm = _is_layer_norm(checkpoint)
     output = checkpoint.by_name.get("output.weight") or checkpoint.by_name.get("token_embd.weight")
     output_bytes = output.nbytes if output is not None else 0
-    return [_device(hyper, shape, placement, blocks, device, layer_norm, output_bytes) for device in range(placement.devices)]
+    factors = hyper.architecture not in NO_FACTORS and any(name in checkpoint.by_name for name in FACTORS)
+    return [_device(hyper, shape, placement, blocks, device, layer_norm, output_bytes, factors=factors) for device in range(placement.devices)]
 
 
 def host_buffer(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placement: Placement) -> int:
@@ -1053,7 +1175,7 @@ def _carried(block: Block, moved: Mapping[str, int] | None) -> tuple[object, ...
     return tuple(sorted((name, to, block.weights[name].nbytes) for name, to in moved.items() if name in block.weights)) if moved else ()
 
 
-def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int) -> int:
+def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int, *, factors: bool = False) -> int:
     where = placement.where
     own = [i for i in range(len(blocks)) if where[i] == device]
     host = [i for i in range(len(blocks)) if where[i] < 0] if device == 0 and placement.offered else []
@@ -1065,7 +1187,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     has_output = where[-1] == device or (where[-1] < 0 and device == 0 and placement.offered)
     if not own and not host and not has_output and not foreign_experts:
         return 0
-    graph = Graph(hyper, shape, layer_norm=layer_norm)
+    graph = Graph(hyper, shape, layer_norm=layer_norm, factors=factors)
     graph.converts = graph.converts and not (placement.mask_on_first and device)
     tape = graph.tape
     size = hyper.embedding * graph.t4
@@ -1074,7 +1196,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.leaves = [tape.op(graph.chosen_cells() * graph.t4) for _ in sparse]
     if hyper.architecture == "deepseek4" and any("indexer.attn_q_b" in blocks[i].weights for i in (*host, *own)):
         tape.hold(tape.op(graph.chosen_cells() * graph.t4 // 2))
-    small = shape.tokens * (4 + 8 + 8)
+    small = shape.tokens * (4 * hyper.positions + 8 + 8)
     if not shape.flash and hyper.memory not in ("none", "recurrent") and not hyper.mla:
         small += shape.tokens * 8 * (hyper.value_row_max - 1)
     run = [*host, *own]
@@ -1123,6 +1245,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         (id(blocks[i]), True) if i in host else (blocks[i].outline, *_carried(blocks[i], placement.moved.get(i))) for i in run
     ]  # fmt: skip
     last = len(blocks) - 1
+    late = hyper.architecture in LATE_ROWS
     attending = [i for i in run if blocks[i].attends]
     if graph.wide > 1 and run:
         x = tape.op(size * graph.wide, x)
@@ -1144,6 +1267,23 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             if "ssm_a" in blocks[i].on_host:
                 for _ in range(placement.copies):
                     tape.keep(blocks[i].weights["ssm_out"].shape[0] * graph.t4 + hyper.state_s * shape.sequences * 4)
+
+    def ahead(position: int) -> Ahead | None:
+        """What the blocks after this one need, up to the next copy of a weight."""
+        if placement.cache_on_host or position + 1 == len(run) or run[position + 1] in host:
+            return None
+        found: set[bool] = set()
+        for i in run[position + 1 :]:
+            names = placement.moved.get(i)
+            copies = {n for n, d in names.items() if d < 0} if names and device == 0 and placement.offered else ()
+            if copies and any("exps" not in n and not n.startswith("ffn") for n in copies):
+                return Ahead(tuple(sorted(found)), bool(found), False)
+            if blocks[i].attends:
+                found.add(blocks[i].windowed)
+            if copies:
+                return Ahead(tuple(sorted(found)), bool(found), False)
+        return Ahead(tuple(sorted(found)), bool(found), has_output)
+
     position = 0
     seen: dict[tuple[object, ...], int] = {}
     while position < len(run):
@@ -1151,12 +1291,9 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         block = blocks[i]
         moved = placement.moved.get(i)
         graph.final = bool(attending) and i == attending[-1]
-        graph.last = i == last and has_output and not placement.pipeline and hyper.architecture not in LATE_ROWS
+        graph.ending = i == last and has_output and not placement.pipeline
+        graph.last = graph.ending and not late
         graph.cache_foreign = placement.cache_on_host or i in host
-        following = blocks[run[position + 1]] if position + 1 < len(run) else None
-        graph.ahead = None
-        if following is not None and following.attends and not placement.cache_on_host and run[position + 1] not in host:
-            graph.ahead = following.windowed
         graph.elsewhere = moved is not None and any(
             "exps" in n and (d != device if d >= 0 else not placement.offered or (placement.experts_on_first and device)) for n, d in moved.items()
         )
@@ -1166,13 +1303,17 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             graph.foreign = frozenset(n for n, d in moved.items() if d < 0) if device == 0 or not placement.offered else frozenset()
         else:
             graph.foreign = frozenset()
+        graph.closing = closing(block, graph.foreign)
+        graph.rotates_next = position + 1 < len(run) and blocks[run[position + 1]].attends
+        graph.copies = bool(graph.closing)
+        graph.ahead = ahead(position) if graph.closing else None
         x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last and hyper.architecture not in LATE_ROWS else -1)
         normed = -1
         position += 1
         if position < len(run) - 1:
             # Blocks repeat: once the packing repeats too, whole rounds of it change nothing and are skipped.
             live = [x, *graph.masks.values(), *graph.leaves]
-            live += [h for h in (graph.indices, graph.chosen, graph.spin) if h >= 0]
+            live += [h for h in (graph.indices, graph.places, graph.chosen, graph.spin) if h >= 0]
             shares = not any(n.startswith("indexer.") for n in blocks[run[position]].weights)
             if graph.top >= 0 and shares:
                 live.append(graph.top)
@@ -1186,6 +1327,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
                 end = position
                 while end < len(run) - 2 and kinds[end] == kinds[end - step] and run[end] not in attending[-1:]:
                     end += 1
+                if graph.copies:  # the last one's successor differs, and with it the inputs that arrive
+                    end = max(end - 1, position)
                 position += (end - position) // step * step
                 seen.clear()
     if foreign_experts and own and not has_output:  # the state has left for the next device
@@ -1194,13 +1337,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.foreign = frozenset(n for n, d in placement.moved[i].items() if d < 0)
         if "ffn_down_exps" in blocks[i].weights:
             tape.hold(graph.visiting(blocks[i], size))
-    tape.hold(*(h for h in (graph.indices, *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
-    interior = copied = 0
-    if run and has_output and hyper.architecture in LATE_ROWS and any(hyper.recurrent) and not placement.pipeline:
-        if (host or placement.cache_on_host) and run[-1] not in host:
-            interior = tape.high()
-        elif any(d < 0 for d in placement.moved.get(run[-1], {}).values()) and device == 0 and placement.offered:
-            copied = max(blocks[run[-1]].weights[n].nbytes for n in placement.moved[run[-1]])
+    tape.hold(*(h for h in (graph.indices, graph.places, *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
     if has_output:
         if not run and x < 0:
             x = tape.op(size)
@@ -1209,10 +1346,12 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.logits(x, hyper.vocabulary, shape.rows, output_bytes if where[-1] < 0 else 0)
     elif own and own[-1] != last and not foreign_experts:
         tape.hold(tape.op(size, x))
-    peak = tape.peak()
-    peak += copied
-    if interior:
-        peak = max(peak, int(interior * LATE_SHARE) + (hyper.vocabulary + hyper.embedding) * shape.rows * 4)
+    # Behind the last recurrent block the engine's free list holds an empty block, which keeps its neighbours apart: the
+    # place of the last copied weight is then not found again by what is kept behind it.
+    apart = 0
+    if run and has_output and late and hyper.memory == "hybrid" and run[-1] not in host and device == 0 and placement.offered and not placement.pipeline:
+        apart = max((blocks[run[-1]].weights[n].nbytes for n, d in placement.moved.get(run[-1], {}).items() if d < 0), default=0)
+    peak = tape.peak() + apart
     if hyper.architecture in LOOPED and placement.pipeline:
         peak += LOOPED[hyper.architecture] * hyper.layers * size
     return peak

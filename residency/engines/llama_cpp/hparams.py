@@ -59,6 +59,10 @@ ROLLBACK = frozenset(
 #: Flash attention is forced off (llama_init_from_model).
 NO_FLASH_ATTENTION = frozenset({"grok"})
 
+#: Four positions per token (llama_model_rope_type), always or where the file divides the rotated dimensions into sections.
+FOUR_POSITIONS = frozenset({"qwen2vl", "paddleocr", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "qwen4exp", "qwen3tts"})
+FOUR_POSITIONS_BY_SECTIONS = frozenset({"glm4", "glm4moe", "hunyuan_vl", "bailingmoe3"})
+
 #: Keys that select the multi-head latent cache are read only here; elsewhere they are carried along unread.
 MLA_READERS = frozenset(
     ["deepseek2", "deepseek32", "glm-dsa", "hy_v4", "mistral4", "kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next", "dots3note"]
@@ -139,6 +143,7 @@ class HyperParameters:
     compress: tuple[int, ...]  # deepseek4 compression ratio per layer
     causal: bool
     unknown: str | None  # why the memory module cannot be told
+    positions: int = 1  # per token
 
     def key_row(self, layer: int) -> int:
         """Elements of one cached key row."""
@@ -397,6 +402,9 @@ def read(checkpoint: Checkpoint) -> HyperParameters:
         indexer_key *= 3
     ratios = meta("attention.compress_ratios")
     causal = meta("attention.causal")
+    sections = meta("rope.dimension_sections")
+    sectioned = isinstance(sections, tuple) and len(sections) > 1 and sections[0] > 0 and sections[1] > 0
+    four = arch in FOUR_POSITIONS or (arch in FOUR_POSITIONS_BY_SECTIONS and sectioned)
     return HyperParameters(
         architecture=arch, layers_all=count, layers=layers, context_train=number("context_length"), embedding=embedding,
         vocabulary=vocabulary, heads=heads, heads_kv=heads_kv, feed_forward=feed, head_k=head_k, head_v=head_v,
@@ -408,6 +416,7 @@ def read(checkpoint: Checkpoint) -> HyperParameters:
         hyper_streams=number("hyper_connection.count"), indexed=_indexed(arch, meta, memory, layers, count, recurrent, number("context_length")),
         compress=_per_layer(meta, "attention.compress_ratios", count, 0) if isinstance(ratios, tuple) else (0,) * count,
         causal=causal if isinstance(causal, bool) else True, unknown=too_many or unknown,
+        positions=4 if four else 1,
     )  # fmt: skip
 
 
