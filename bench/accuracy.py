@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -28,6 +28,9 @@ import residency  # noqa: E402
 from residency.checkpoint import read  # noqa: E402
 from residency.engines.llama_cpp import vision  # noqa: E402
 from residency.errors import InputError  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 PAGE = ROOT / "docs" / "accuracy.md"
 MIB = 2**20
@@ -104,6 +107,18 @@ def compare(launches: Launches) -> list[tuple[str, str, str, str, int, int]]:
     return rows
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table."""
+    cells = (head, *rows)
+    lines = ["| " + " | ".join(str(cell) for cell in row) + " |" for row in cells]
+    return [lines[0].replace("|  |", "| |"), "|" + "---|" * len(head), *lines[1:]]
+
+
+def against(want: int, have: int) -> tuple[str, str, str]:
+    """Return the cells that hold the engine's figure, ours, and how far it is off."""
+    return f"{want / MIB:.1f}", f"{have / MIB:.1f}", _percent(have, want)
+
+
 def outside(want: int, have: int) -> bool:
     """Whether a compute buffer is off by more than 10 % and 16 MiB."""
     return abs(have - want) > max(0.10 * want, 16 * MIB)
@@ -125,26 +140,21 @@ def launches_section(launches: Launches) -> list[str]:
         "compute buffer is one card's.", "",
         "*model* and *context* count as exact when they agree to the byte. *compute* is within the band when it is off by no more than",
         "10 % or 16 MiB, and too low when it is short by more than 5 % and 8 MiB.", "",
-        "| Placement | Launches | model exact | context exact | compute within band | too low | median error | worst over | worst short |",
-        "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for kind in dict.fromkeys(k for k, _ in KINDS):
-        mine = [r for r in rows if r[0] == kind]
-        if mine:
-            lines.append(f"| {kind} | {_cells(mine)} |")
-    lines += [f"| **all** | {_cells(rows)} |", ""]
+    head = ("Placement", "Launches", "model exact", "context exact", "compute within band", "too low", "median error", "worst over", "worst short")
+    kinds = {kind: [r for r in rows if r[0] == kind] for kind, _ in KINDS}
+    lines += [*table(head, [*((kind, *_cells(mine)) for kind, mine in kinds.items() if mine), ("**all**", *_cells(rows))]), ""]
     wrong = [r for r in rows if r[3] != "compute" and r[4] != r[5]]
     off = [r for r in rows if r[3] == "compute" and (outside(r[4], r[5]) or short(r[4], r[5]))]
     lines += ["### Misses", ""]
     if wrong:
-        lines += ["Weights or caches that are not exact:", "", "| Launch | Device | Part | Engine | residency |", "|---|---|---|---|---|"]
-        lines += [f"| {r[1]} | {r[2]} | {r[3]} | {r[4]:,} | {r[5]:,} |" for r in sorted(wrong, key=lambda r: -abs(r[4] - r[5]))]
-        lines.append("")
+        lines += ["Weights or caches that are not exact:", ""]
+        ranked = sorted(wrong, key=lambda r: -abs(r[4] - r[5]))
+        lines += [*table(("Launch", "Device", "Part", "Engine", "residency"), [(*r[1:4], f"{r[4]:,}", f"{r[5]:,}") for r in ranked]), ""]
     if off:
-        lines += ["Compute buffers outside the band or too low:", "", "| Launch | Device | Engine, MiB | residency, MiB | |", "|---|---|---|---|---|"]
-        for _, name, device, _, want, have in sorted(off, key=lambda r: -abs(r[4] - r[5])):
-            lines.append(f"| {name} | {device} | {want / MIB:.1f} | {have / MIB:.1f} | {_percent(have, want)} |")
-        lines.append("")
+        lines += ["Compute buffers outside the band or too low:", ""]
+        ranked = sorted(off, key=lambda r: -abs(r[4] - r[5]))
+        lines += [*table(("Launch", "Device", "Engine, MiB", "residency, MiB", ""), [(*r[1:3], *against(r[4], r[5])) for r in ranked]), ""]
     if not wrong and not off:
         lines += ["None.", ""]
     return lines
@@ -154,7 +164,7 @@ def _percent(have: float, want: float) -> str:
     return f"{have / want - 1:+.1%}" if want else "engine has none"
 
 
-def _cells(rows: list[tuple[str, str, str, str, int, int]]) -> str:
+def _cells(rows: list[tuple[str, str, str, str, int, int]]) -> tuple[object, ...]:
     compute = [(w, h) for *_, part, w, h in rows if part == "compute"]
     errors = [h / w - 1 for w, h in compute if w]
 
@@ -163,10 +173,8 @@ def _cells(rows: list[tuple[str, str, str, str, int, int]]) -> str:
         return f"{sum(r[4] == r[5] for r in mine)} of {len(mine)}"
 
     within = f"{sum(not outside(w, h) for w, h in compute)} of {len(compute)}"
-    return (
-        f"{len({r[1] for r in rows})} | {exact('model')} | {exact('context')} | {within} | {sum(short(w, h) for w, h in compute)} | "
-        f"{statistics.median(map(abs, errors)):.1%} | {max(errors):+.1%} | {min(errors):+.1%}"
-    )
+    errors_shown = (f"{statistics.median(map(abs, errors)):.1%}", f"{max(errors):+.1%}", f"{min(errors):+.1%}")
+    return len({r[1] for r in rows}), exact("model"), exact("context"), within, sum(short(w, h) for w, h in compute), *errors_shown
 
 
 def real_section(launches: Launches) -> list[str]:
@@ -174,8 +182,8 @@ def real_section(launches: Launches) -> list[str]:
         "## Launches that ran for real", "",
         "Device memory in use after the first full prompt, as the driver reports it, against the sum of the likely bytes: driver context,",
         "model, context, compute, and what the first prompt adds.", "",
-        "| Launch | Card | Measured, MiB | residency, MiB | |", "|---|---|---|---|---|",
     ]  # fmt: skip
+    rows = []
     for case in (c for c in launches.data["cases"] if "used_mib" in c):
         count = 1 if one_card(case) else 2
         report = launches.report(case, cards(count))
@@ -183,8 +191,8 @@ def real_section(launches: Launches) -> list[str]:
             idle, want = case["used_mib"]["idle"][index], case["used_mib"]["prompt"][index]
             if want:
                 have = idle + sum(a.likely_bytes for a in report.budget.allocations if a.pool == f"CUDA{index}") / MIB
-                lines.append(f"| {case['id']} | CUDA{index} | {want:,} | {have:,.0f} | {_percent(have, want)} |")
-    return [*lines, ""]
+                rows.append((case["id"], f"CUDA{index}", f"{want:,}", f"{have:,.0f}", _percent(have, want)))
+    return [*lines, *table(("Launch", "Card", "Measured, MiB", "residency, MiB", ""), rows), ""]
 
 
 def boundary_section(launches: Launches) -> list[str]:
@@ -192,8 +200,8 @@ def boundary_section(launches: Launches) -> list[str]:
         "## Where the line is", "",
         "Contexts bisected on one card with so much left free: the largest that served, the smallest that died, and the largest that",
         "residency allows with the default policy.", "",
-        "| Launch | Free, MiB | Served | Died | Allowed up to | |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
+    rows = []
     for case in launches.data["boundary"]:
         machine = cards(1, case["free_mib"] * MIB)
         low, high = 256, 8 * case["smallest_failing_context"]
@@ -204,13 +212,15 @@ def boundary_section(launches: Launches) -> list[str]:
             else:
                 high = middle
         served, died = case["largest_ok_context"], case["smallest_failing_context"]
-        lines.append(f"| {case['model']} {' '.join(case['flags'])} | {case['free_mib']:,} | {served:,} | {died:,} | {low:,} | {low / served - 1:+.1%} |")
-    return [*lines, ""]
+        name = f"{case['model']} {' '.join(case['flags'])}"
+        rows.append((name, *(f"{n:,}" for n in (case["free_mib"], served, died, low)), f"{low / served - 1:+.1%}"))
+    return [*lines, *table(("Launch", "Free, MiB", "Served", "Died", "Allowed up to", ""), rows), ""]
 
 
 def vision_section(folder: Path) -> list[str]:
     data = json.loads((ROOT / "tests" / "data" / "llama_cpp_vision.json").read_text())
-    lines = ["## Image encoders", "", f"{data['what'][:1].upper()}{data['what'][1:]}. {data['engine']}.", "", "| Launch | On | Engine, MiB | residency, MiB | |", "|---|---|---|---|---|"]
+    lines = ["## Image encoders", "", f"{data['what'][:1].upper()}{data['what'][1:]}. {data['engine']}.", ""]
+    rows = []
     for name, model in data["mmproj"].items():
         write_gguf(folder / f"{name}.gguf", model["metadata"], [tuple(t) for t in model["tensors"]])
     for case in data["cases"]:
@@ -218,8 +228,8 @@ def vision_section(folder: Path) -> list[str]:
         assert tower is not None
         device = "CUDA0" if case["gpu"] else "CPU"
         want, have = case["bytes"][device], tower.weights_bytes + tower.warm_up_bytes
-        lines.append(f"| {case['id']} | {device} | {want / MIB:.1f} | {have / MIB:.1f} | {_percent(have, want)} |")
-    return [*lines, ""]
+        rows.append((case["id"], device, *against(want, have)))
+    return [*lines, *table(("Launch", "On", "Engine, MiB", "residency, MiB", ""), rows), ""]
 
 
 def cases_section(folder: Path) -> list[str]:
@@ -229,8 +239,9 @@ def cases_section(folder: Path) -> list[str]:
         "Launches whose outcome somebody reported, of llama.cpp and of engines built from it. The models are headers rebuilt from",
         "hyperparameters; a column is empty where the report prints no such buffer. Caches are compared as printed, to 0.01 MiB. Other",
         "builds than 0.5.0, and the fork, pack other graphs, so their compute buffers carry a wide band; the likely figure is shown.", "",
-        "| Launch | Engine | Reported outcome | Should be | residency says | Cache, printed / here | Compute, printed / here |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
+    head = ("Launch", "Engine", "Reported outcome", "Should be", "residency says", "Cache, printed / here", "Compute, printed / here")
+    rows: list[Sequence[object]] = []
     misses, right = [], 0
     for case in published.CASES:
         expected = case.get("expected", case["verdict"])
@@ -256,11 +267,11 @@ def cases_section(folder: Path) -> list[str]:
             misses.append(f"- {case['id']}: {expected} was right, residency says {verdict}. {case.get('miss', '')[:1].upper()}{case.get('miss', '')[1:]}.")
         link = f"[{case['id']}]({case['link']})" if case["link"].startswith("http") else f"{case['id']} ({case['link']})"
         shown = "unread" if expected == "unread" else expected
-        lines.append(f"| {link} | {case['engine'].replace('@', ' ')} | {case['outcome']} | {shown} | {says} | {'<br>'.join(caches)} | {'<br>'.join(buffers)} |")
-    lines += ["", f"{right} of {len(published.CASES)} as they should be.", "", "### Misses", "", *(misses or ["None."]), "", "### Judged elsewhere", ""]
+        rows.append((link, case["engine"].replace("@", " "), case["outcome"], shown, says, "<br>".join(caches), "<br>".join(buffers)))
+    lines += [*table(head, rows), "", f"{right} of {len(published.CASES)} as they should be.", "", "### Misses", "", *(misses or ["None."]), "", "### Judged elsewhere", ""]
     lines += [f"- {row['what']}: [{row['where']}]({row['where']})" for row in published.DATA["elsewhere"]]
-    lines += ["", "### Not judged", "", "| Report | What | What is missing |", "|---|---|---|"]
-    lines += [f"| {row['link']} | {row['what']} | {row['missing']} |" for row in published.DATA["not_judged"]]
+    lines += ["", "### Not judged", ""]
+    lines += table(("Report", "What", "What is missing"), [(row["link"], row["what"], row["missing"]) for row in published.DATA["not_judged"]])
     return [*lines, ""]
 
 

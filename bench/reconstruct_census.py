@@ -11,13 +11,15 @@ total does not hold. The result is a census like any other, with a note that say
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from residency.checkpoint.census import NO_TYPE_ID, dumps
-from residency.checkpoint.model import Checkpoint, MetaValue, ModelFile, Role, Tensor
-from residency.checkpoint.roles import first_mtp_block, role_and_layer
-from residency.checkpoint.types import TYPE_BY_NAME, data_bytes
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from reconstruction import ALIGNMENT, Row, full_attention, linear_attention, placed, row, write  # noqa: E402
+
+from residency.checkpoint.model import Checkpoint, MetaValue, ModelFile, Role  # noqa: E402
+from residency.checkpoint.roles import first_mtp_block  # noqa: E402
 
 OUTPUT = Path(__file__).parent.parent / "configs" / "models" / "qwen3.8-2.4t-a95b-ud-q1_0.census.json"
 
@@ -75,20 +77,7 @@ NOTE = (
 )
 
 
-class Row(NamedTuple):
-    """One tensor before it has a place."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-def row(name: str, *shape: int, kind: str | None = None) -> Row:
-    base = name.removesuffix(".weight")
-    base = base.split(".", 2)[2] if base.startswith("blk.") else base
-    kind = kind or FILLED_IN.TYPES.get(base, "F32")
-    return Row(name, kind, shape, data_bytes(TYPE_BY_NAME[kind.lower()].id, shape))
+make = partial(row, FILLED_IN.TYPES)
 
 
 def block(index: int) -> list[Row]:
@@ -96,50 +85,32 @@ def block(index: int) -> list[Row]:
     p, f = PUBLISHED, FILLED_IN
     b = f"blk.{index}"
     last = index == p.BLOCKS - 1
-    rows = [row(f"{b}.attn_norm.weight", p.EMBEDDING), row(f"{b}.post_attention_norm.weight", p.EMBEDDING)]
+    rows = [make(f"{b}.attn_norm.weight", p.EMBEDDING), make(f"{b}.post_attention_norm.weight", p.EMBEDDING)]
     if last or (index + 1) % f.INTERVAL == 0:
-        # The query carries its output gate, hence twice the width.
-        rows += [
-            row(f"{b}.attn_q.weight", p.EMBEDDING, 2 * p.HEADS * p.HEAD_SIZE),
-            row(f"{b}.attn_k.weight", p.EMBEDDING, p.KV_HEADS * p.HEAD_SIZE),
-            row(f"{b}.attn_v.weight", p.EMBEDDING, p.KV_HEADS * p.HEAD_SIZE),
-            row(f"{b}.attn_output.weight", p.HEADS * p.HEAD_SIZE, p.EMBEDDING),
-            row(f"{b}.attn_q_norm.weight", p.HEAD_SIZE),
-            row(f"{b}.attn_k_norm.weight", p.HEAD_SIZE),
-        ]
+        rows += full_attention(make, b, embedding=p.EMBEDDING, heads=p.HEADS, kv_heads=p.KV_HEADS, head_size=p.HEAD_SIZE)
+        rows += [make(f"{b}.attn_q_norm.weight", p.HEAD_SIZE), make(f"{b}.attn_k_norm.weight", p.HEAD_SIZE)]
     else:
-        heads = p.INNER // f.STATE
-        rows += [
-            row(f"{b}.attn_qkv.weight", p.EMBEDDING, p.QKV_WIDTH),
-            row(f"{b}.attn_gate.weight", p.EMBEDDING, p.INNER),
-            row(f"{b}.ssm_conv1d.weight", f.CONV_KERNEL, p.QKV_WIDTH),
-            row(f"{b}.ssm_dt.bias", heads),
-            row(f"{b}.ssm_a", heads),
-            row(f"{b}.ssm_beta.weight", p.EMBEDDING, heads),
-            row(f"{b}.ssm_alpha.weight", p.EMBEDDING, heads),
-            row(f"{b}.ssm_norm.weight", f.STATE),
-            row(f"{b}.ssm_out.weight", p.INNER, p.EMBEDDING),
-        ]
-    rows.append(row(f"{b}.ffn_gate_inp.weight", p.EMBEDDING, p.EXPERTS))
+        rows += linear_attention(make, b, embedding=p.EMBEDDING, convolved=p.QKV_WIDTH, inner=p.INNER, state=f.STATE, kernel=f.CONV_KERNEL)
+    rows.append(make(f"{b}.ffn_gate_inp.weight", p.EMBEDDING, p.EXPERTS))
     for name, shape in (
         ("gate", (p.EMBEDDING, p.EXPERT_WIDTH, p.EXPERTS)),
         ("up", (p.EMBEDDING, p.EXPERT_WIDTH, p.EXPERTS)),
         ("down", (p.EXPERT_WIDTH, p.EMBEDDING, p.EXPERTS)),
     ):
         tower = f"{b}.ffn_{name}_exps.weight"
-        rows.append(row(tower, *shape, kind="Q2_K") if last else Row(tower, "IQ1_XXXS", shape, p.TOWER_BYTES))
+        rows.append(make(tower, *shape, kind="Q2_K") if last else Row(tower, "IQ1_XXXS", shape, p.TOWER_BYTES))
     rows += [
-        row(f"{b}.ffn_gate_inp_shexp.weight", p.EMBEDDING),
-        row(f"{b}.ffn_gate_shexp.weight", p.EMBEDDING, p.SHARED_WIDTH),
-        row(f"{b}.ffn_up_shexp.weight", p.EMBEDDING, p.SHARED_WIDTH),
-        row(f"{b}.ffn_down_shexp.weight", p.SHARED_WIDTH, p.EMBEDDING),
+        make(f"{b}.ffn_gate_inp_shexp.weight", p.EMBEDDING),
+        make(f"{b}.ffn_gate_shexp.weight", p.EMBEDDING, p.SHARED_WIDTH),
+        make(f"{b}.ffn_up_shexp.weight", p.EMBEDDING, p.SHARED_WIDTH),
+        make(f"{b}.ffn_down_shexp.weight", p.SHARED_WIDTH, p.EMBEDDING),
     ]
     if last:
         rows += [
-            row(f"{b}.nextn.eh_proj.weight", 2 * p.EMBEDDING, p.EMBEDDING),
-            row(f"{b}.nextn.enorm.weight", p.EMBEDDING),
-            row(f"{b}.nextn.hnorm.weight", p.EMBEDDING),
-            row(f"{b}.nextn.shared_head_norm.weight", p.EMBEDDING),
+            make(f"{b}.nextn.eh_proj.weight", 2 * p.EMBEDDING, p.EMBEDDING),
+            make(f"{b}.nextn.enorm.weight", p.EMBEDDING),
+            make(f"{b}.nextn.hnorm.weight", p.EMBEDDING),
+            make(f"{b}.nextn.shared_head_norm.weight", p.EMBEDDING),
         ]
     return rows
 
@@ -179,30 +150,20 @@ def metadata() -> dict[str, MetaValue]:
 def reconstruct() -> Checkpoint:
     """Return the checkpoint; raises AssertionError when a published total does not hold."""
     p = PUBLISHED
-    rows = [row("token_embd.weight", p.EMBEDDING, p.VOCABULARY)]
+    rows = [make("token_embd.weight", p.EMBEDDING, p.VOCABULARY)]
     for index in range(p.BLOCKS):
         rows += block(index)
-    rows += [row("output_norm.weight", p.EMBEDDING), row("output.weight", p.EMBEDDING, p.VOCABULARY)]
+    rows += [make("output_norm.weight", p.EMBEDDING), make("output.weight", p.EMBEDDING, p.VOCABULARY)]
 
     share = p.TABLE_BYTES / p.FILES
-    mtp = first_mtp_block(p.BLOCKS, 1)
-    tensors: list[Tensor] = []
-    sizes = [0] * p.FILES
+    tensors, sizes = placed(rows, p.FILES, first_mtp_block(p.BLOCKS, 1), lambda _, before: min(int(before / share), p.FILES - 1))
+    assert all(t.nbytes % ALIGNMENT == 0 for t in tensors)
     header = [0] * p.FILES
-    placed = 0
-    for name, kind, shape, nbytes in rows:
-        file = min(int(placed / share), p.FILES - 1)
-        known = TYPE_BY_NAME.get(kind.lower())
-        role, layer = role_and_layer(name, mtp)
-        type_id = NO_TYPE_ID if known is None else known.id
-        assert nbytes % 32 == 0
-        tensors.append(Tensor(name, type_id, kind, shape, nbytes, sizes[file], file, role, layer, known is not None))
-        sizes[file] += nbytes
-        header[file] += len(name) + 24 + 8 * len(shape)  # its entry in the tensor table
-        placed += nbytes
+    for tensor in tensors:
+        header[tensor.file] += len(tensor.name) + 24 + 8 * len(tensor.shape)  # its entry in the tensor table
 
     # Magic, counts and the three split keys are 153 bytes; the first file's header is the rest of what is published.
-    offsets = [-(-(153 + h) // 32) * 32 for h in header]
+    offsets = [-(-(153 + h) // ALIGNMENT) * ALIGNMENT for h in header]
     offsets[0] = p.FILE_BYTES - p.TABLE_BYTES - sum(offsets[1:])
     stem = "Qwen3.8-2.4T-A95B-UD-Q1_0"
     files = tuple(
@@ -221,7 +182,7 @@ def reconstruct() -> Checkpoint:
         files=files,
         metadata=metadata(),
         array_lengths={"tokenizer.ggml.tokens": p.VOCABULARY},
-        tensors=tuple(tensors),
+        tensors=tensors,
         declared_tensors=p.TENSORS,
         note=NOTE,
     )
@@ -246,7 +207,4 @@ def check(model: Checkpoint) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(dumps(reconstruct()), encoding="utf-8")
-    print(target)
+    write(reconstruct(), OUTPUT)

@@ -10,13 +10,16 @@ same geometry in another quantisation, for tests. The script stops if a total do
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from residency.checkpoint.census import dumps
-from residency.checkpoint.model import Checkpoint, MetaValue, ModelFile, Role, Tensor
-from residency.checkpoint.roles import first_mtp_block, role_and_layer
-from residency.checkpoint.types import TYPE_BY_NAME, data_bytes
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from reconstruction import ALIGNMENT, Row, base_name, full_attention, linear_attention, placed, row, write  # noqa: E402
+
+from residency.checkpoint.model import Checkpoint, MetaValue, ModelFile, Role  # noqa: E402
+from residency.checkpoint.roles import first_mtp_block  # noqa: E402
 
 OUTPUT = Path(__file__).parent.parent / "configs" / "models" / "swift-1.5-iq3_xxs.census.json"
 
@@ -78,45 +81,18 @@ NOTE = (
 )
 
 
-class Row(NamedTuple):
-    """One tensor before it has a place."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-
-
-def row(name: str, *shape: int, kind: str | None = None) -> Row:
-    base = name.removesuffix(".weight")
-    base = base.split(".", 2)[2] if base.startswith("blk.") else base
-    return Row(name, kind or FILLED_IN.TYPES.get(base, "F32"), shape)
+make = partial(row, FILLED_IN.TYPES)
 
 
 def block(index: int, v: Variant) -> list[Row]:
     """Return the tensors of one block; the last one drafts."""
     p, b, draft = PUBLISHED, f"blk.{index}", index == PUBLISHED.LAYERS
-    rows = [row(f"{b}.attn_norm.weight", p.EMBEDDING), row(f"{b}.post_attention_norm.weight", p.EMBEDDING)]
+    rows = [make(f"{b}.attn_norm.weight", p.EMBEDDING), make(f"{b}.post_attention_norm.weight", p.EMBEDDING)]
     if draft or (index + 1) % p.INTERVAL == 0:
-        rows += [
-            row(f"{b}.attn_q.weight", p.EMBEDDING, 2 * p.HEADS * p.HEAD_SIZE),
-            row(f"{b}.attn_k.weight", p.EMBEDDING, p.KV_HEADS * p.HEAD_SIZE),
-            row(f"{b}.attn_v.weight", p.EMBEDDING, p.KV_HEADS * p.HEAD_SIZE),
-            row(f"{b}.attn_output.weight", p.HEADS * p.HEAD_SIZE, p.EMBEDDING),
-            row(f"{b}.indexer.attn_k.weight", p.EMBEDDING, p.INDEXER),
-        ]
+        rows += full_attention(make, b, embedding=p.EMBEDDING, heads=p.HEADS, kv_heads=p.KV_HEADS, head_size=p.HEAD_SIZE)
+        rows.append(make(f"{b}.indexer.attn_k.weight", p.EMBEDDING, p.INDEXER))
     else:
-        heads = p.INNER // p.STATE
-        rows += [
-            row(f"{b}.attn_qkv.weight", p.EMBEDDING, p.CONVOLUTION),
-            row(f"{b}.attn_gate.weight", p.EMBEDDING, p.INNER),
-            row(f"{b}.ssm_conv1d.weight", 4, p.CONVOLUTION),
-            row(f"{b}.ssm_dt.bias", heads),
-            row(f"{b}.ssm_a", heads),
-            row(f"{b}.ssm_beta.weight", p.EMBEDDING, heads),
-            row(f"{b}.ssm_alpha.weight", p.EMBEDDING, heads),
-            row(f"{b}.ssm_norm.weight", p.STATE),
-            row(f"{b}.ssm_out.weight", p.INNER, p.EMBEDDING),
-        ]
+        rows += linear_attention(make, b, embedding=p.EMBEDDING, convolved=p.CONVOLUTION, inner=p.INNER, state=p.STATE, kernel=4)
     gate_up = v.better_gate_up[0] if index < v.better_gate_up[1] else v.gate_up
     down = v.better_down[0] if index < v.better_down[1] else v.down
     experts, width = v.experts, v.width
@@ -124,18 +100,18 @@ def block(index: int, v: Variant) -> list[Row]:
         gate_up = down = "Q2_0"
         experts, width = p.EXPERTS, 640
     rows += [
-        row(f"{b}.ffn_gate_inp.weight", p.EMBEDDING, experts),
-        row(f"{b}.ffn_gate_exps.weight", p.EMBEDDING, width, experts, kind=gate_up),
-        row(f"{b}.ffn_up_exps.weight", p.EMBEDDING, width, experts, kind=gate_up),
-        row(f"{b}.ffn_down_exps.weight", width, p.EMBEDDING, experts, kind=down),
-        row(f"{b}.ffn_gate_shexp.weight", p.EMBEDDING, FILLED_IN.SHARED_WIDTH),
-        row(f"{b}.ffn_up_shexp.weight", p.EMBEDDING, FILLED_IN.SHARED_WIDTH),
-        row(f"{b}.ffn_down_shexp.weight", FILLED_IN.SHARED_WIDTH, p.EMBEDDING),
+        make(f"{b}.ffn_gate_inp.weight", p.EMBEDDING, experts),
+        make(f"{b}.ffn_gate_exps.weight", p.EMBEDDING, width, experts, kind=gate_up),
+        make(f"{b}.ffn_up_exps.weight", p.EMBEDDING, width, experts, kind=gate_up),
+        make(f"{b}.ffn_down_exps.weight", width, p.EMBEDDING, experts, kind=down),
+        make(f"{b}.ffn_gate_shexp.weight", p.EMBEDDING, FILLED_IN.SHARED_WIDTH),
+        make(f"{b}.ffn_up_shexp.weight", p.EMBEDDING, FILLED_IN.SHARED_WIDTH),
+        make(f"{b}.ffn_down_shexp.weight", FILLED_IN.SHARED_WIDTH, p.EMBEDDING),
     ]
     if draft:
-        rows += [row(f"{b}.nextn.eh_proj.weight", 2 * p.EMBEDDING, p.EMBEDDING), row(f"{b}.nextn.enorm.weight", p.EMBEDDING)]
+        rows += [make(f"{b}.nextn.eh_proj.weight", 2 * p.EMBEDDING, p.EMBEDDING), make(f"{b}.nextn.enorm.weight", p.EMBEDDING)]
         dense = {r.name: r for r in rows if len(r.shape) == 2 and "gate_inp" not in r.name}
-        rows = [r._replace(kind=FILLED_IN.DRAFT_TYPES.get(r.name.removesuffix(".weight").split(".", 2)[2], "Q8_0")) if r.name in dense else r for r in rows]
+        rows = [r._replace(kind=FILLED_IN.DRAFT_TYPES.get(base_name(r.name), "Q8_0")) if r.name in dense else r for r in rows]
     return rows
 
 
@@ -173,29 +149,21 @@ def metadata(v: Variant, name: str) -> dict[str, MetaValue]:
 def reconstruct(variant: str = "IQ3_XXS", name: str = "Swift 1.5 IQ3_XXS") -> Checkpoint:
     """Return the checkpoint of a variant; raises AssertionError when a published total does not hold."""
     p, v = PUBLISHED, FILLED_IN.VARIANTS[variant]
-    rows = [row("token_embd.weight", p.EMBEDDING, p.VOCABULARY)]
+    rows = [make("token_embd.weight", p.EMBEDDING, p.VOCABULARY)]
     for index in range(p.LAYERS + 1):
         rows += block(index, v)
-    rows += [row("output_norm.weight", p.EMBEDDING), row("output.weight", p.EMBEDDING, p.VOCABULARY)]
-    rows.append(row("per_layer_token_embd.weight", p.EMBEDDING, FILLED_IN.TABLE_ROWS))
-    mtp = first_mtp_block(p.LAYERS + 1, 1)
-    tensors: list[Tensor] = []
-    sizes = [0, 0]
-    for tensor, kind, shape in rows:
-        file = int(tensor.startswith("per_layer"))  # the n-gram table is the second shard
-        known = TYPE_BY_NAME[kind.lower()]
-        role, layer = role_and_layer(tensor, mtp)
-        nbytes = data_bytes(known.id, shape)
-        tensors.append(Tensor(tensor, known.id, known.name, shape, nbytes, sizes[file], file, role, layer))
-        sizes[file] += -(-nbytes // 32) * 32
+    rows += [make("output_norm.weight", p.EMBEDDING), make("output.weight", p.EMBEDDING, p.VOCABULARY)]
+    rows.append(make("per_layer_token_embd.weight", p.EMBEDDING, FILLED_IN.TABLE_ROWS))
+    # the n-gram table is the second shard
+    tensors, sizes = placed(rows, 2, first_mtp_block(p.LAYERS + 1, 1), lambda found, _: int(found.name.startswith("per_layer")))
     stem = f"Qwen3.8-Flash-Next-GSQ-RCO-{variant}"
-    header = 64 * len(rows) // 32 * 32
+    header = 64 * len(rows) // ALIGNMENT * ALIGNMENT
     files = tuple(
         ModelFile(path=f"{stem}-{n + 1:05d}-of-00002.gguf", size_bytes=header + sizes[n], data_offset=header, version=3, shard=n) for n in range(2)
     )
     model = Checkpoint(
         path=stem, source="census", files=files, metadata={**metadata(v, name), "split.tensors.count": len(rows)},
-        tensors=tuple(tensors), declared_tensors=len(rows), note=NOTE,
+        tensors=tensors, declared_tensors=len(rows), note=NOTE,
     )  # fmt: skip
     check(model, variant)
     return model
@@ -220,7 +188,4 @@ def check(model: Checkpoint, variant: str) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(dumps(reconstruct()), encoding="utf-8")
-    print(target)
+    write(reconstruct(), OUTPUT)
