@@ -373,6 +373,30 @@ def test_convert_writes_a_launch_file_that_judges_the_same(gemma_path, tmp_path)
     assert needs[0] == needs[1]
 
 
+def test_convert_writes_only_what_was_asked_for():
+    import tomli
+
+    argv = ["llama-server", "-m", 'a "b"\x7f\\c.gguf', "-ot", "exps=CPU,x=CUDA0", "-ts", "3,1", "--swa-full", "--cache-ram", "100"]
+    assert tomli.loads(run("convert", "--engine", "llama.cpp@b6123", "--", *argv)[1]) == {
+        "engine": {"name": "llama.cpp", "version": "b6123", "options": {"cache-ram": 100}},
+        "model": {"path": 'a "b"\x7f\\c.gguf'},
+        "context": {"full_window": True},
+        "layers": {"ratio": [3.0, 1.0], "overrides": [{"pattern": "exps", "device": "CPU"}, {"pattern": "x", "device": "CUDA0"}]},
+    }
+
+
+def test_convert_keeps_a_share_a_share():
+    import tomli
+
+    from residency.api import read_launch
+    from residency.launch.convert import to_toml
+    from residency.plugins import load_plugins
+
+    source = {"engine": {"name": "llama.cpp"}, "model": {"path": "m.gguf"}, "memory": {"reserve": "5%"}}
+    launch, _ = read_launch(source, engine=None, environ={}, plugins=load_plugins())
+    assert tomli.loads(to_toml(launch)) == source
+
+
 def test_unreadable_input_is_a_json_document_too(tmp_path):
     code, out, err = run("validate", "--format", "json", "--machine", "rtx-3090", "--", "llama-server", "-m", tmp_path / "x.gguf")
     document = json.loads(out)

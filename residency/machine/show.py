@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from residency.text import clean
 from residency.units import size
@@ -26,7 +26,9 @@ def render(machine: Machine, form: str) -> str:
     if form == "json":
         return json.dumps(to_mapping(machine), indent=2)
     if form == "toml":
-        return to_toml(to_mapping(machine))
+        import tomli_w
+
+        return tomli_w.dumps(to_mapping(machine)).rstrip("\n")
     lines = [clean(machine.name)]
     lines += [f"  {clean(fact)}" for fact in machine.facts]
     for pool in machine.pools:
@@ -52,36 +54,3 @@ def _device(device: Device) -> list[str]:
         lines.append(f"  direct access to: {clean(', '.join(device.peers)) or 'no other device'}")
     lines += [f"  held by {clean(tenant)}" for tenant in device.tenants]
     return lines
-
-
-def to_toml(document: dict[str, Any]) -> str:
-    """Return a profile mapping as TOML: scalars, then tables, then lists of tables."""
-    lines: list[str] = []
-    for key, value in document.items():
-        if not isinstance(value, dict) and not _tables(value):
-            lines.append(f"{key} = {_value(value)}")
-    for key, value in document.items():
-        if isinstance(value, dict):
-            lines += ["", f"[{key}]", *(f"{_key(k)} = {_value(v)}" for k, v in value.items())]
-    for key, value in document.items():
-        if _tables(value):
-            for row in value:
-                lines += ["", f"[[{key}]]", *(f"{_key(k)} = {_value(v)}" for k, v in row.items())]
-    return "\n".join(lines)
-
-
-def _tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    # A JSON string is a TOML basic string: the escapes are the same.
-    return json.dumps(value) if isinstance(value, str) else str(value)
