@@ -164,7 +164,8 @@ def _mounted(launch: Launch, command: Command) -> Launch:
         path = launch.get(knob)
         if path is not None and command.mounts:
             launch = launch.with_value(knob, here(path, command))
-    return launch
+    adapters = launch.get("model.adapters")
+    return launch.with_value("model.adapters", [here(path, command) for path in adapters]) if adapters and command.mounts else launch
 
 
 def _limited(machine: Machine, command: Command) -> Machine:

@@ -682,7 +682,7 @@ def test_the_devices_a_service_gets(entry, pools, tmp_path, gemma_path):
     path = write(tmp_path / "c.yaml", f"services:\n  s:\n    image: x/llama.cpp:server-cuda\n    command: -m {gemma_path} -c 512\n    {entry}\n")
     found, prepared = seen(path)
     assert found == pools
-    assumed = not any(word in entry for word in ("gpus", "reservations", "nvidia.com", "/dev/dri", "privileged", "runtime: nvidia"))
+    assumed = not any(word in entry for word in ("gpus", "reservations", "nvidia.com", "/dev/dri", "privileged", "runtime:"))
     assert [str(w.where) for w in prepared.warnings] == ([f"{path}:3:12"] if assumed else [])
     names = [d.name for d in prepared.cases[0].machine.accelerators]
     assert names == ALL[: len(names)], "numbered anew"
@@ -887,3 +887,37 @@ def test_dockers_variable_files_keep_quotes(tmp_path):
     (a,) = read(path, FROM_CALLER="f").commands
     assert a.environ == {"A": "'q'", "B": "$A # x", "FROM_CALLER": "f"}
     assert a.argv == ("llama-server", "-c", "1")
+
+
+@pytest.mark.parametrize("image", ["ghcr.io/ggml-org/llama.cpp@sha256:0123", "local/llama-cpp:mine"])
+def test_an_image_of_an_engine_whose_program_is_not_known_is_told(image, judge):
+    own = "services:\n  s: {command: llama-server -m GEMMA -c 512, gpus: all}\n"
+    other = f"  t: {{image: '{image}', command: -m x}}\n  db: {{image: postgres}}\n"
+    said = f"the service t runs the image {image}, whose program residency does not know: it is not judged"
+    assert judge("c.yaml", own + other)[::2] == (0, f"warning: HERE/c.yaml:3:14: {said}\n")
+    assert judge("c.yaml", "services:\n" + other)[::2] == (2, f"error: HERE/c.yaml:2:14: {said}\n")
+
+
+def test_adapters_are_looked_for_where_they_are_mounted(models, gemma_path):
+    path = write(
+        models / "c.yaml",
+        "services:\n  s:\n    image: llama.cpp:server\n    command: -m /m/gemma.gguf -c 512 --lora /m/none.gguf\n    volumes: [./models:/m]\n",
+    )
+    code, _, err = run("validate", "--machine", "rtx-3090", path)
+    assert code == 2
+    assert f"{path}:4:38: s: {models}/models/none.gguf: no such file" in err
+
+
+def test_a_unit_that_is_a_link_has_the_drop_ins_of_its_own_folder(tmp_path):
+    unit = write(tmp_path / "system" / "x.service", "[Service]\nExecStart=llama-server -c 1\n")
+    write(tmp_path / "system" / "x.service.d" / "a.conf", "[Service]\nMemoryMax=2G\n")
+    link = tmp_path / "system" / "multi-user.target.wants" / "x.service"
+    link.parent.mkdir()
+    link.symlink_to(unit)
+    assert read(link).commands[0].host_limit_bytes == 2 * 2**30
+    write(tmp_path / "system" / "y@.service", "[Service]\nExecStart=llama-server -c %i\n")
+    write(tmp_path / "system" / "y@.service.d" / "a.conf", "[Service]\nMemoryMax=1G\n")
+    instance = link.with_name("y@5.service")
+    instance.symlink_to("../y@.service")
+    (command,) = read(instance).commands
+    assert (command.name, command.argv, command.host_limit_bytes) == ("y@5.service", ("llama-server", "-c", "5"), 2**30)

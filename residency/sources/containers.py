@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Images whose entry point is an engine's program.
 _IMAGES = (("llama.cpp:server", "llama-server"), ("llama.cpp:light", "llama-cli"), ("llama-server", "llama-server"))
+#: Names of images that run an engine, whatever their program is.
+_OF_AN_ENGINE = re.compile(r"llama[._-]?cpp", re.IGNORECASE)
 #: llama.cpp's image with every program: the first argument picks one (``.devops/tools.sh``, 0.5.0).
 _FULL = "llama.cpp:full"
 _TOOLS = {
@@ -71,6 +73,8 @@ def with_image(
     for part, program in _IMAGES:
         if part in image:
             return document.found([program, *words], [image_at, *places], last, environ)
+    if _OF_AN_ENGINE.search(image):
+        document.warn(image_at, f"{who} runs the image {clean(shorten(image))}, whose program residency does not know: it is not judged")
     return None
 
 
@@ -152,7 +156,9 @@ def devices_of(
         return _named(visible)
     if runtime not in ("", "runc", "crun", "io.containerd.runc.v2"):
         return Given()
-    if visible is not None and visible not in _NO_DEVICE and not runtime:
+    if runtime:
+        return Given(count=0, fact=f"{who} asks for no device, and the runtime {clean(runtime)} gives none by itself")
+    if visible is not None and visible not in _NO_DEVICE:
         said = f"{who} sets NVIDIA_VISIBLE_DEVICES and asks for no device: assumed is that the daemon's default runtime is nvidia, which heeds it"
         return replace(_named(visible), fact=said, assumption=f"{said}; with Docker's own default it would see none ({ask})")
     said = f"{who} asks for no device: assumed is Docker's own default runtime, with which it sees none"

@@ -52,6 +52,9 @@ class _Name:
     def __init__(self, path: str) -> None:
         self.path = PurePath(path)
         self.fragment = PurePath(os.path.abspath(path))  # noqa: PTH100 - text paths; the file of an instance is its template's
+        real = PurePath(os.path.realpath(path))
+        if os.path.islink(path) and (real.name == self.path.name or "@." in real.name):  # noqa: PTH114 - one of multi-user.target.wants, say
+            self.fragment = real.with_name(self.path.name)
         self.full = self.path.name
         self.prefix, self.at, instance = self.full.removesuffix(".service").partition("@")
         self.instance = instance or None
@@ -67,7 +70,7 @@ class _Name:
         """Return the folders where drop-ins may lie, the strongest first."""
         own = str(self.path.parent)
         known = next((group for group in (_SYSTEM, _USER) if str(self.fragment.parent) in group), ())
-        places = dict.fromkeys((*known, own))
+        places = dict.fromkeys((*known, own, str(self.fragment.parent)))
         names = [self.full, *([self.template] if self.template and self.template != self.full else [])]
         parts = self.prefix.split("-")
         names += ["-".join(parts[:n]) + "-.service" for n in range(len(parts) - 1, 0, -1)]
