@@ -216,6 +216,8 @@ class Graph:
         self.copies = False  # the current block copies weights
         self.ahead: Ahead | None = None  # ... which are these
         self.spin = -1  # the values' rotation, until the last attention's result is turned back
+        self.waiting = -1  # the residual of the last block, whose rows are picked before the attention's result is projected
+        self.early: tuple[int, ...] = ()  # the copy of the first weight, where no norm comes before it
         self.fed = -1  # a parallel block's feed-forward
         self.small = 0  # bytes of the indices
         self.positions = False  # the indices are still to be copied, in the split of the first rotation
@@ -348,7 +350,7 @@ class Graph:
                     tape.hold(self.places)
                 self.indices = self.places = -1
             if self.cache_foreign and (s.flash_here or not s.flash):
-                pick = self.ending and self.foreign is not None and self.chosen < 0
+                pick = (self.waiting >= 0 or (self.ending and self.foreign is not None)) and self.chosen < 0
                 cache.append(tape.op(row_bytes(s.type_k, key_row) * cells))
                 cache.append(tape.op(row_bytes(s.type_k if latent else s.type_v, key_row if latent else value_row) * cells))
                 if pick:
@@ -404,20 +406,26 @@ class Graph:
         q_out, k_out, v_out = block.heads * block.head_k, block.heads_kv * block.head_k, block.heads_kv * block.head_v
         rope = self.hyper.architecture not in NO_ROPE
         gate = -1
+        early, self.early = self.early, ()
         if "attn_qkv" in w:
-            qkv = self.product(block, "attn_qkv", n)
+            qkv = self.product(block, "attn_qkv", n, ready=early)
             q, k, v = tape.view(qkv), tape.view(qkv), tape.view(qkv)
         else:
-            q = self.product(block, "attn_q", n)
+            q = self.product(block, "attn_q", n, ready=early)
             if w["attn_q"].out >= 2 * q_out and "attn_gate" not in w:
                 gate = q
             q = tape.view(q)
             k = v = -1
-        early = q
-        if "attn_q_norm" in w:
-            early = self.norm(block, "attn_q_norm", q, q_out * t4)
+        late = self.hyper.architecture in NORM_AFTER_ROTATION
+        normed = q
+        if late and rope and self.positions:
+            self.place_positions()
+        if "attn_q_norm" in w and not late:
+            normed = self.norm(block, "attn_q_norm", q, q_out * t4)
         ahead = self.factored(block) if rope else ()
-        q = tape.same(q_out * t4, early) if rope else early
+        q = tape.same(q_out * t4, normed) if rope else normed
+        if "attn_q_norm" in w and late:
+            q = self.norm(block, "attn_q_norm", q, q_out * t4)
         rotated = self.rotates(block)
         if rotated & 1:
             q = tape.op(q_out * t4, tape.view(q))
@@ -437,6 +445,9 @@ class Graph:
         if k < 0:  # shares another layer's cache
             k = v = q
         cur = self.attend(block, q, k, v, key_row=k_out, value_row=v_out, out=out, sparse=(n, n))
+        if self.waiting >= 0:
+            self.chosen = self.chosen if self.chosen >= 0 else tape.op(4 * rows)
+            self.waiting = tape.op(self.hyper.embedding * rows * 4, self.waiting, self.chosen)
         if beside:
             whole = self.t4
             if rows > 0:
@@ -484,9 +495,12 @@ class Graph:
     def turned(self, block: Block, norm: str, source: int, size: int, *, rope: bool) -> int:
         """Head norm and rotation of queries or keys."""
         cur = source
+        late = self.hyper.architecture in NORM_AFTER_ROTATION
+        if rope and late:
+            cur = self.tape.same(size, cur)
         if norm in block.weights:
             cur = self.norm(block, norm, cur, size)
-        if rope:
+        if rope and not late:
             cur = self.tape.same(size, cur)
         return cur
 
@@ -830,6 +844,8 @@ class Graph:
             o = self.product(block, "attn_output", self.gated(block, self.latent(block, n), n))
         elif "attn_q" in w or "attn_qkv" in w:
             beside = parallel and "attn_output" in w
+            if rows > 0 and not beside and RESIDUAL_FIRST.get(self.hyper.architecture, 0) & 2:
+                self.waiting = x
             o = self.attention(block, n, beside=beside, rows=rows)
             if beside:
                 h = self.fed
@@ -856,7 +872,8 @@ class Graph:
         if rows > 0:
             small = self.hyper.embedding * rows * 4
             chosen = (self.chosen if self.chosen >= 0 else tape.op(4 * rows),)
-            o, x = tape.op(small, o, *chosen), tape.op(small, x, *chosen)
+            o = tape.op(small, o, *chosen)
+            x, self.waiting = self.waiting if self.waiting >= 0 else tape.op(small, x, *chosen), -1
             self.chosen = -1
             before = self.t4
             self.t4 = rows * 4
@@ -867,7 +884,7 @@ class Graph:
             h = tape.same(size, h, x)
         else:
             first = RESIDUAL_FIRST.get(self.hyper.architecture, 0)
-            mid = tape.same(size, x, o) if first > 1 else tape.same(size, o, x)
+            mid = tape.same(size, x, o) if first & 2 else tape.same(size, o, x)
             m = self.norm(block, inner_norm, mid, size) if inner_norm else mid
             if "ffn_norm_exps" in w:  # experts beside the dense part, on a norm of the block's input
                 dense = tape.same(size, self.dense(block, m), mid)
@@ -880,7 +897,7 @@ class Graph:
             h = self.feed(block, m)
             if "post_ffw_norm" in w:
                 h = self.norm(block, "post_ffw_norm", h, size)
-            h = tape.same(size, mid, h) if first else tape.same(size, h, mid)
+            h = tape.same(size, mid, h) if first & 1 else tape.same(size, h, mid)
         if rows > 0:
             self.t4 = before
         return h
@@ -1045,8 +1062,10 @@ SPARSE = frozenset({"dsa", "dsa-window", "msa", "hybrid-indexer", "dsv4"})
 NO_ROPE = frozenset(
     ["bloom", "mpt", "refact", "jais", "gpt2", "starcoder", "jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "plamo2"]
 )
-#: The residual stands first in the sum, so its place is the one taken over: after the feed-forward (1), or twice (2).
-RESIDUAL_FIRST: Mapping[str, int] = {"phi3": 1, "jamba": 2, "lfm2": 2, "lfm2moe": 2}
+#: Queries and keys are normed after the rotation.
+NORM_AFTER_ROTATION = frozenset({"hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "maincoder", "talkie"})
+#: The residual stands first in the sum, so its place is the one taken over. Bits: after the feed-forward (1), after the mixer (2).
+RESIDUAL_FIRST: Mapping[str, int] = {"phi3": 1, "phimoe": 1, "openelm": 2, "jamba": 3, "lfm2": 3, "lfm2moe": 3}
 #: Rows of the result are picked after the last block: draft heads read every token's state, which is a result too.
 LATE_ROWS = frozenset(
     ["bailingmoe3", "cohere2moe", "gemma4", "hy_v3", "nemotron_h", "gpt-oss", "qwen35", "qwen35moe", "qwen3next", "step35"]
@@ -1224,8 +1243,14 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             graph.index_mask()
         for w in windows if run else ():
             graph.masks[w] = graph.halved(w, tape.keep(graph.mask_input_bytes(w)))
+        if has_output:
+            graph.chosen = tape.keep(shape.rows * 4)
+            tape.keep(shape.rows * 4 * (placement.copies - 1))
     else:
         whole = not host and not placement.moved and not placement.cache_on_host  # one split: every input first
+        if host and not has_norm:  # the first operation reads its weight first
+            graph.foreign = None
+            graph.early = graph.copy(blocks[run[0]], "attn_q") or graph.copy(blocks[run[0]], "attn_qkv")
         x = tape.op(size) if has_x else -1
         graph.small = small
         if whole:
