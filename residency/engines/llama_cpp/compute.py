@@ -60,6 +60,7 @@ class Block:
     head_v: int
     windowed: bool
     attends: bool
+    cached: bool  # attends over a cache
     recurrent: bool
     experts_used: int
     on_host: frozenset[str]  # weights whose operation the CUDA back end lacks
@@ -117,7 +118,7 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[s
             block = shared[key] = Block(
                 weights=weights, biases=biases, scales=frozenset(n.removesuffix(".scale") for n, _, _ in parts[i] if n.endswith(".scale") and scaled(hyper.architecture, n)), heads=hyper.heads[i], heads_kv=hyper.heads_kv[i],
                 head_k=hyper.head_k_window if w else hyper.head_k, head_v=hyper.head_v_window if w else hyper.head_v,
-                windowed=w, attends=hyper.attends[i], recurrent=hyper.recurrent[i], experts_used=count,
+                windowed=w, attends=hyper.attends[i] or (hyper.memory == "none" and hyper.heads[i] > 0), cached=hyper.attends[i], recurrent=hyper.recurrent[i], experts_used=count,
                 outline=outline,
                 on_host=frozenset(n.split(".", 2)[-1].removesuffix(".weight") for n in stuck if n.startswith(f"blk.{i}.")),
             )  # fmt: skip
@@ -132,7 +133,7 @@ def flash_works(blocks: Sequence[Block], type_k: str, type_v: str) -> bool:
     if type_k not in FLASH_TYPES or type_v not in FLASH_TYPES:
         return False
     for block in dict.fromkeys(blocks):
-        if not block.attends or not block.heads_kv:
+        if not block.cached or not block.heads_kv:
             continue
         group = block.heads // block.heads_kv if block.heads_kv else 1
         if block.head_k in FLASH_HEADS and block.head_k == block.head_v:
@@ -167,8 +168,7 @@ class Shape:
 class Ahead(NamedTuple):
     """Inputs that the last split of a block receives for what follows it."""
 
-    windows: tuple[bool, ...]  # masks
-    positions: bool
+    windows: tuple[bool, ...]  # masks and cache rows, by first use
     rows: bool  # the rows of the result
 
 
@@ -204,8 +204,8 @@ class Graph:
         self.converts = shape.flash and not shape.half_mask  # the mask arrives as float32 and is converted here
         self.elsewhere = False  # the current block's experts are computed on another device
         self.indices = -1  # positions and cache rows, until the last attention
-        self.places = -1  # cache rows, where the positions came before them
-        self.partly = False  # ``indices`` are positions only
+        self.places: dict[bool, int] = {}  # cache rows by window, where ``indices`` lacks them
+        self.covers: set[bool] = set()  # the caches whose rows ``indices`` has
         self.chosen = -1  # rows of the result, until they are picked
         self.wide = max(hyper.hyper_streams, 1)  # residual streams side by side
         self.leaves: list[int] = []  # per sparse block: a table of chosen cells, there from the start
@@ -218,6 +218,8 @@ class Graph:
         self.spin = -1  # the values' rotation, until the last attention's result is turned back
         self.waiting = -1  # the residual of the last block, whose rows are picked before the attention's result is projected
         self.early: tuple[int, ...] = ()  # the copy of the first weight, where no norm comes before it
+        self.input = -1  # the block's, where its router reads that
+        self.routed: tuple[int, int] | None = None
         self.fed = -1  # a parallel block's feed-forward
         self.small = 0  # bytes of the indices
         self.positions = False  # the indices are still to be copied, in the split of the first rotation
@@ -246,13 +248,11 @@ class Graph:
         ahead, self.closing = self.ahead, ""
         if ahead is None:
             return
-        if ahead.positions and self.small and self.places < 0:
-            if self.indices < 0:
-                self.indices = self.tape.op(self.small)
-            elif self.partly:
-                self.places = self.tape.op(self.small - self.t4 * self.hyper.positions)
         for windowed in ahead.windows:
-            self.mask(windowed)
+            if self.small:
+                self.place_rows(windowed)
+            if self.shape.flash_here or not self.shape.flash:
+                self.mask(windowed)
         if ahead.rows and self.chosen < 0:
             self.chosen = self.tape.op(4 * self.shape.rows)
 
@@ -291,8 +291,15 @@ class Graph:
     def place_positions(self) -> None:
         """Copy the positions into the split that rotates first."""
         self.positions = False
-        self.partly = True
         self.indices = self.tape.op(self.t4 * self.hyper.positions)
+
+    def place_rows(self, windowed: bool) -> None:
+        """Copy the positions and the rows of one cache, what is not there yet."""
+        if self.indices < 0:
+            self.indices = self.tape.op(self.small)
+            self.covers.add(windowed)
+        elif self.hyper.memory != "none" and windowed not in self.covers and windowed not in self.places:
+            self.places[windowed] = self.tape.op(self.small - self.t4 * self.hyper.positions)
 
     def norm(self, block: Block, name: str, source: int, size: int) -> int:
         """A norm over ``source``: one tensor, its weight and bias applied in place."""
@@ -344,11 +351,12 @@ class Graph:
         cache: list[int] = []
         if self.hyper.memory != "none":
             tape.hold(k, v) if k != v else tape.hold(k)  # the rows go into the cache here
-            if self.final and self.indices >= 0:
-                tape.hold(self.indices)
-                if self.places >= 0:
-                    tape.hold(self.places)
-                self.indices = self.places = -1
+        if self.final and self.indices >= 0:
+            tape.hold(self.indices)
+            tape.hold(*self.places.values())
+            self.indices = -1
+            self.places = {}
+        if self.hyper.memory != "none":
             if self.cache_foreign and (s.flash_here or not s.flash):
                 pick = (self.waiting >= 0 or (self.ending and self.foreign is not None)) and self.chosen < 0
                 cache.append(tape.op(row_bytes(s.type_k, key_row) * cells))
@@ -361,7 +369,11 @@ class Graph:
             size = out * self.t4
             if not s.flash_here:  # runs on the host: only the result comes back
                 picked = (self.mask_for(block, sparse),) if sparse is not None and self.hyper.memory in SPARSE else ()
-                return tape.op(size, q, *picked)
+                tape.hold(q, *picked)
+                result = tape.op(size)
+                if self.ending and self.chosen < 0:
+                    self.chosen = tape.op(4 * s.rows)
+                return result
             mask = self.mask_for(block, sparse)
             if self.hyper.memory == "none":
                 cache = [tape.op(key_row * cells * 2, k), tape.op(value_row * cells * 2, v)]
@@ -397,10 +409,11 @@ class Graph:
                 return self.sparse_mask(block, *sparse)
         return self.mask(block.windowed)
 
-    def attention(self, block: Block, n: int, *, beside: bool = False, rows: int = -1) -> int:
+    def attention(self, block: Block, n: int, *, beside: bool = False, rows: int = -1, origin: int = -1) -> int:
         """Plain multi-head attention from the normed input to the output projection.
 
         ``beside``: the graph reaches what follows the attention after the feed-forward, whose result is left in ``fed``.
+        ``origin``: the block's input, where the feed-forward has a norm of its own.
         """
         tape, t4, w = self.tape, self.t4, block.weights
         q_out, k_out, v_out = block.heads * block.head_k, block.heads_kv * block.head_k, block.heads_kv * block.head_v
@@ -427,34 +440,59 @@ class Graph:
         if "attn_q_norm" in w and late:
             q = self.norm(block, "attn_q_norm", q, q_out * t4)
         rotated = self.rotates(block)
+        fused = "attn_qkv" in w  # parts of one product are copied out first
         if rotated & 1:
+            if fused and not rope and "attn_q_norm" not in w:
+                q = tape.op(q_out * t4, q)
             q = tape.op(q_out * t4, tape.view(q))
-        if v < 0:
-            v = self.product(block, "attn_v", n, ready=ahead) if "attn_v" in w else -1
-        if rotated & 2 and v >= 0:
-            v = tape.op(v_out * t4, tape.view(v))
-        if k < 0:
-            k = tape.view(self.product(block, "attn_k", n)) if "attn_k" in w else -1
-        if k >= 0:
-            k = self.turned(block, "attn_k_norm", k, k_out * t4, rope=rope)
-            if rotated & 1:
-                k = tape.op(k_out * t4, tape.view(k))
-            if v < 0:
-                v = k
+        closing, ahead_of = self.closing, self.ahead
+        if self.foreign is None and self.hyper.memory == "none":  # no cache to write to: the mask comes with the last weight
+            self.closing, self.ahead = "attn_v", Ahead((block.windowed,), False)
+        for part in "kv" if self.hyper.any_window or self.hyper.memory == "none" else "vk":
+            if part == "v":
+                if v < 0:
+                    v = self.product(block, "attn_v", n, ready=ahead) if "attn_v" in w else -1
+                if rotated & 2 and v >= 0:
+                    if fused:
+                        v = tape.op(v_out * t4, v)
+                    v = tape.op(v_out * t4, tape.view(v))
+                continue
+            if k < 0:
+                k = tape.view(self.product(block, "attn_k", n)) if "attn_k" in w else -1
+            if k >= 0:
+                k = self.turned(block, "attn_k_norm", k, k_out * t4, rope=rope)
+                if rotated & 1:
+                    if fused and not rope and "attn_k_norm" not in w:
+                        k = tape.op(k_out * t4, k)
+                    k = tape.op(k_out * t4, tape.view(k))
+        self.closing, self.ahead = closing, ahead_of
+        if k >= 0 and v < 0:
+            v = k
         out = block.heads * block.head_v
         if k < 0:  # shares another layer's cache
             k = v = q
         cur = self.attend(block, q, k, v, key_row=k_out, value_row=v_out, out=out, sparse=(n, n))
+        if self.input >= 0 and "ffn_gate_inp" in w:
+            self.routed = self.route(block, self.input)
+            self.input = -1
         if self.waiting >= 0:
             self.chosen = self.chosen if self.chosen >= 0 else tape.op(4 * rows)
             self.waiting = tape.op(self.hyper.embedding * rows * 4, self.waiting, self.chosen)
         if beside:
             whole = self.t4
+            apart = "ffn_norm_exps" in w
+            if origin >= 0 and not apart:
+                n = self.norm(block, "attn_norm", origin, self.hyper.embedding * t4)
             if rows > 0:
                 self.chosen = self.chosen if self.chosen >= 0 else tape.op(4 * rows)
-                n = tape.op(self.hyper.embedding * rows * 4, n, self.chosen)
+                n = tape.op(self.hyper.embedding * rows * 4, origin if apart else n, self.chosen)
                 self.t4 = rows * 4
-            self.fed = self.feed(block, n)
+            if apart:
+                n = self.norm(block, "ffn_norm_exps", n if rows > 0 else origin, self.hyper.embedding * self.t4)
+                order, weights = self.route(block, n)
+                self.fed = self.experts(block, n, order, weights)
+            else:
+                self.fed = self.feed(block, n)
             self.t4 = whole
         if rotated & 2:
             spin = (self.spin,) if self.final and self.spin >= 0 else ()
@@ -711,7 +749,8 @@ class Graph:
         tape, t4, w = self.tape, self.t4, block.weights
         if "ffn_gate_inp" not in w or not block.experts_used:
             return self.dense(block, n) if "ffn_down" in w else n
-        order, weights = self.route(block, n)
+        order, weights = self.routed or self.route(block, n)
+        self.routed = None
         size = self.hyper.embedding * t4
         cur = tape.op(size, n, order, weights) if self.elsewhere else self.experts(block, n, order, weights)
         if "ffn_down_shexp" in w:
@@ -814,24 +853,31 @@ class Graph:
         """One block; returns its output. ``normed`` is the norm a device before this one already computed."""
         tape, w = self.tape, block.weights
         size = self.hyper.embedding * self.t4
-        if block.attends and self.indices < 0 and self.small and not self.final:
+        if block.attends and self.small and not self.final:
             if self.foreign is None:
-                self.positions = self.hyper.architecture not in NO_ROPE  # copied with the weight that is last before the rotation
-            else:
-                # a split copies its inputs when it begins; rows for a cache in host memory are not used here
-                self.indices = tape.op(self.t4 * self.hyper.positions if self.cache_foreign else self.small)
+                # copied with the weight that is last before the rotation
+                self.positions = self.indices < 0 and self.hyper.architecture not in NO_ROPE
+            elif not self.cache_foreign:
+                self.place_rows(block.windowed)  # a split copies its inputs when it begins
+            elif self.indices < 0:
+                self.indices = tape.op(self.t4 * self.hyper.positions)
         if block.attends and not self.cache_foreign and self.foreign is not None and (self.shape.flash_here or not self.shape.flash):
             self.mask(block.windowed)
         if self.wide > 1:
             return self.streamed(block, x)
         n = x
-        if "attn_norm" in w or self.hyper.architecture in NORM_WITHOUT_WEIGHT:
-            if normed >= 0 and "attn_norm" in w:
-                n = tape.same(size, normed, *self.copy(block, "attn_norm"))
+        second = "attn_norm_2" in w  # the attention's own norm, beside the feed-forward's
+        if second:
+            n = self.norm(block, "attn_norm_2", x, size)
+        elif "attn_norm" in w or self.hyper.architecture in NORM_WITHOUT_WEIGHT:
+            if normed >= 0:
+                n = tape.same(size, normed, *self.copy(block, "attn_norm")) if "attn_norm" in w else normed
             else:
                 n = self.norm(block, "attn_norm", x, size)
         feeds = "ffn_down" in w or "ffn_gate_inp" in w
         inner_norm = "ffn_norm" if "ffn_norm" in w else "post_attention_norm" if "post_attention_norm" in w else None
+        if inner_norm is None and self.hyper.architecture in NORM_WITHOUT_WEIGHT:
+            inner_norm = "ffn_norm"
         parallel = inner_norm is None and "post_ffw_norm" not in w and feeds
         mixed = True
         if block.recurrent and block.attends and "ssm_in" in w:  # both side by side
@@ -843,12 +889,37 @@ class Graph:
         elif "attn_kv_a_mqa" in w:
             o = self.product(block, "attn_output", self.gated(block, self.latent(block, n), n))
         elif "attn_q" in w or "attn_qkv" in w:
-            beside = parallel and "attn_output" in w
+            beside = (parallel or "ffn_norm_exps" in w) and "attn_output" in w and self.hyper.architecture not in ATTENTION_FIRST
+            second = second or "ffn_norm_exps" in w
+            if self.hyper.architecture in ROUTED_FIRST:
+                self.input = x
             if rows > 0 and not beside and RESIDUAL_FIRST.get(self.hyper.architecture, 0) & 2:
                 self.waiting = x
-            o = self.attention(block, n, beside=beside, rows=rows)
+            o = self.attention(block, n, beside=beside, rows=rows, origin=x if second else -1)
+            if "ffn_norm_exps" in w:  # experts on a norm of the block's input, the dense part behind them
+                o, fed = self.product(block, "attn_output", o), self.fed
+                if rows > 0:
+                    size = self.hyper.embedding * rows * 4
+                    o, x = tape.op(size, o, self.chosen), tape.op(size, x, self.chosen)
+                    self.chosen = -1
+                    self.t4, whole = rows * 4, self.t4
+                mid = tape.same(size, o, x)
+                dense = tape.same(size, self.dense(block, self.norm(block, "ffn_norm", mid, size)), mid)
+                if rows > 0:
+                    self.t4 = whole
+                return tape.same(size, fed, dense)
             if beside:
                 h = self.fed
+                if self.hyper.architecture in RESIDUAL_BEFORE_ATTENTION:
+                    if rows > 0:
+                        size = self.hyper.embedding * rows * 4
+                        x = tape.op(size, x, self.chosen)
+                    h = tape.same(size, h, x)
+                    o = self.product(block, "attn_output", o)
+                    if rows > 0:
+                        o = tape.op(size, o, self.chosen)
+                        self.chosen = -1
+                    return tape.same(size, h, o)
                 o = self.product(block, "attn_output", o)
                 if rows > 0:
                     size = self.hyper.embedding * rows * 4
@@ -874,26 +945,20 @@ class Graph:
             chosen = (self.chosen if self.chosen >= 0 else tape.op(4 * rows),)
             o = tape.op(small, o, *chosen)
             x, self.waiting = self.waiting if self.waiting >= 0 else tape.op(small, x, *chosen), -1
+            if parallel:
+                n = tape.op(small, n, *chosen)
             self.chosen = -1
             before = self.t4
             self.t4 = rows * 4
             size = small
         if parallel:
             h = self.feed(block, n)
-            h = tape.same(size, h, o)
+            h = tape.same(size, o, h)
             h = tape.same(size, h, x)
         else:
             first = RESIDUAL_FIRST.get(self.hyper.architecture, 0)
             mid = tape.same(size, x, o) if first & 2 else tape.same(size, o, x)
             m = self.norm(block, inner_norm, mid, size) if inner_norm else mid
-            if "ffn_norm_exps" in w:  # experts beside the dense part, on a norm of the block's input
-                dense = tape.same(size, self.dense(block, m), mid)
-                e = self.norm(block, "ffn_norm_exps", x, size)
-                order, weights = self.route(block, e)
-                h = tape.same(size, self.experts(block, e, order, weights), dense)
-                if rows > 0:
-                    self.t4 = before
-                return h
             h = self.feed(block, m)
             if "post_ffw_norm" in w:
                 h = self.norm(block, "post_ffw_norm", h, size)
@@ -1070,8 +1135,13 @@ RESIDUAL_FIRST: Mapping[str, int] = {"phi3": 1, "phimoe": 1, "openelm": 2, "jamb
 LATE_ROWS = frozenset(
     ["bailingmoe3", "cohere2moe", "gemma4", "hy_v3", "nemotron_h", "gpt-oss", "qwen35", "qwen35moe", "qwen3next", "step35"]
 )
-#: The block norm has no weight (olmo).
-NORM_WITHOUT_WEIGHT = frozenset({"olmo"})
+#: Attention and feed-forward side by side: these sum in another order than feed-forward, attention, residual.
+ATTENTION_FIRST = frozenset({"phi2"})
+RESIDUAL_BEFORE_ATTENTION = frozenset({"command-r", "cohere2", "cohere2moe", "gptneox"})
+#: The router reads the block's input, so it runs before the attention's result is projected.
+ROUTED_FIRST = frozenset({"smallthinker"})
+#: The norms of a block have no weights.
+NORM_WITHOUT_WEIGHT = frozenset({"olmo", "talkie"})
 
 
 class Spread(NamedTuple):
@@ -1153,8 +1223,16 @@ class Placement:
     moved: Mapping[int, Mapping[str, int]]  # block -> weight name -> device (-1 = host) for overridden weights
 
 
+def _without_cache(hyper: HyperParameters, shape: Shape, placement: Placement) -> tuple[Shape, Placement]:
+    """Return both as a model without a cache has them: its keys and values never leave the graph, in half precision."""
+    if hyper.memory != "none":
+        return shape, placement
+    return replace(shape, type_k="f16", type_v="f16", flash_here=True), replace(placement, cache_on_host=False)
+
+
 def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placement: Placement) -> list[int]:
     """Return the peak bytes of every device's compute buffer."""
+    shape, placement = _without_cache(hyper, shape, placement)
     blocks = blocks_of(checkpoint, hyper)  # built by the caller, with the tensors that are stuck
     layer_norm = _is_layer_norm(checkpoint)
     output = checkpoint.by_name.get("output.weight") or checkpoint.by_name.get("token_embd.weight")
@@ -1165,9 +1243,10 @@ def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placem
 
 def host_buffer(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placement: Placement) -> int:
     """Return the peak of the host's compute buffer: the graph's inputs, and the blocks that run there."""
+    shape, placement = _without_cache(hyper, shape, placement)
     copies = placement.copies if placement.pipeline else 1
     state = hyper.embedding * shape.tokens * 4
-    windows = {w for w, attends in zip(hyper.windowed, hyper.attends, strict=True) if attends}
+    windows = {block.windowed for block in blocks_of(checkpoint, hyper) if block.attends}
     graph = Graph(hyper, shape, layer_norm=False)
     inputs = state * (copies + 1) + copies * sum(graph.mask_input_bytes(w) for w in windows)
     if shape.flash and not shape.flash_here and placement.devices:  # attention goes to the host and back
@@ -1215,16 +1294,22 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.leaves = [tape.op(graph.chosen_cells() * graph.t4) for _ in sparse]
     if hyper.architecture == "deepseek4" and any("indexer.attn_q_b" in blocks[i].weights for i in (*host, *own)):
         tape.hold(tape.op(graph.chosen_cells() * graph.t4 // 2))
-    small = shape.tokens * (4 * hyper.positions + 8 + 8)
+    small = shape.tokens * (4 * hyper.positions + (16 if hyper.memory != "none" else 0))
     if not shape.flash and hyper.memory not in ("none", "recurrent") and not hyper.mla:
         small += shape.tokens * 8 * (hyper.value_row_max - 1)
     run = [*host, *own]
-    windows = {blocks[i].windowed for i in run if blocks[i].attends or hyper.memory == "none"}
+    windows = list(dict.fromkeys(blocks[i].windowed for i in run if blocks[i].attends))  # by first use
     first = run[0] if run else len(blocks)
     normed = -1
     has_norm = bool(run) and ("attn_norm" in blocks[run[0]].weights or hyper.architecture in NORM_WITHOUT_WEIGHT or graph.wide > 1)
     has_x = bool(run) or has_output
+    if any(graph.rotates(blocks[i]) & 1 for i in run[:1]):
+        turned = 64  # the largest power of two that divides a key
+        while hyper.head_k % (2 * turned) == 0:
+            turned *= 2
+        small += turned * turned * 4
     if placement.pipeline:
+        small += shape.tokens * 16 * max(len(windows) - 1, 0)
         for _ in range(placement.copies - 1):
             if has_x:
                 tape.keep(size * (graph.wide if first else 1))
@@ -1251,20 +1336,27 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         if host and not has_norm:  # the first operation reads its weight first
             graph.foreign = None
             graph.early = graph.copy(blocks[run[0]], "attn_q") or graph.copy(blocks[run[0]], "attn_qkv")
-        x = tape.op(size) if has_x else -1
+        handed = bool(first) and bool(run) and not host and has_norm  # the device before this one did the norm
+        if handed:
+            normed = tape.op(size)
+        late_x = handed and graph.wide == 1  # the state itself is read behind the first attention
+        x = tape.op(size) if has_x and not late_x else -1
         graph.small = small
         if whole:
             if attending_all := [blocks[i] for i in run if blocks[i].attends]:
                 graph.spin = tape.op(ROTATION_BYTES) if graph.rotates(attending_all[-1]) & 2 else -1
-            graph.indices = tape.op(small)
-        if first and run and not host and has_norm:
-            normed = tape.op(size)
+            graph.indices = tape.op(small + shape.tokens * 16 * max(len(windows) - 1, 0))
+            graph.covers = {False, True}
         if run and whole and (shape.flash_here or not shape.flash):
-            for w in sorted(windows, reverse=True):
+            for w in windows:
                 graph.mask(w)
+                if late_x and x < 0:
+                    x = tape.op(size)
             if hyper.memory in ("dsa", "dsa-window"):
                 graph.index_mask()
-        if has_output and whole:
+        if late_x and whole and x < 0:
+            x = tape.op(size)
+        if has_output and whole and (shape.flash_here or not shape.flash or not windows):
             graph.chosen = tape.op(shape.rows * 4)
     kinds: list[tuple[object, ...]] = [
         (id(blocks[i]), True) if i in host else (blocks[i].outline, *_carried(blocks[i], placement.moved.get(i))) for i in run
@@ -1297,18 +1389,27 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         """What the blocks after this one need, up to the next copy of a weight."""
         if placement.cache_on_host or position + 1 == len(run) or run[position + 1] in host:
             return None
-        found: set[bool] = set()
+        found: dict[bool, None] = {}
         for i in run[position + 1 :]:
             names = placement.moved.get(i)
             copies = {n for n, d in names.items() if d < 0} if names and device == 0 and placement.offered else ()
             if copies and any("exps" not in n and not n.startswith("ffn") for n in copies):
-                return Ahead(tuple(sorted(found)), bool(found), False)
+                return Ahead(tuple(found), False)
             if blocks[i].attends:
-                found.add(blocks[i].windowed)
+                found[blocks[i].windowed] = None
             if copies:
-                return Ahead(tuple(sorted(found)), bool(found), False)
-        return Ahead(tuple(sorted(found)), bool(found), has_output)
+                return Ahead(tuple(found), False)
+        return Ahead(tuple(found), has_output)
 
+    if not placement.pipeline and not whole:
+        graph.ahead = ahead(-1)
+        if late_x:
+            if blocks[run[0]].attends and not placement.cache_on_host:
+                graph.place_rows(blocks[run[0]].windowed)
+                if shape.flash_here or not shape.flash:
+                    graph.mask(blocks[run[0]].windowed)
+            x = tape.op(size)
+        graph.arrive()
     position = 0
     seen: dict[tuple[object, ...], int] = {}
     while position < len(run):
@@ -1338,7 +1439,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         if position < len(run) - 1:
             # Blocks repeat: once the packing repeats too, whole rounds of it change nothing and are skipped.
             live = [x, *graph.masks.values(), *graph.leaves]
-            live += [h for h in (graph.indices, graph.places, graph.chosen, graph.spin) if h >= 0]
+            live += [h for h in (graph.indices, *graph.places.values(), graph.chosen, graph.spin) if h >= 0]
             shares = not any(n.startswith("indexer.") for n in blocks[run[position]].weights)
             if graph.top >= 0 and shares:
                 live.append(graph.top)
@@ -1362,7 +1463,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.foreign = frozenset(n for n, d in placement.moved[i].items() if d < 0)
         if "ffn_down_exps" in blocks[i].weights:
             tape.hold(graph.visiting(blocks[i], size))
-    tape.hold(*(h for h in (graph.indices, graph.places, *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
+    tape.hold(*(h for h in (graph.indices, *graph.places.values(), *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
     if has_output:
         if not run and x < 0:
             x = tape.op(size)
