@@ -1289,6 +1289,15 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     graph.converts = graph.converts and not (placement.mask_on_first and device)
     tape = graph.tape
     size = hyper.embedding * graph.t4
+    first_guests = [] if placement.pipeline or host else [i for i in foreign_experts if not own or i < own[0]]  # guests that run first
+
+    def visit(guests: Sequence[int]) -> None:
+        for i in guests[:2]:
+            graph.foreign = frozenset(n for n, d in placement.moved[i].items() if d < 0)
+            if "ffn_down_exps" in blocks[i].weights:
+                tape.hold(graph.visiting(blocks[i], size))
+
+    visit(first_guests)
     if hyper.memory in ("dsa", "dsa-window") or hyper.architecture == "qwen4exp":
         sparse = [i for i in (*host, *own) if blocks[i].attends and not blocks[i].windowed]
         graph.leaves = [tape.op(graph.chosen_cells() * graph.t4) for _ in sparse]
@@ -1459,10 +1468,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
                 seen.clear()
     if foreign_experts and own and not has_output:  # the state has left for the next device
         tape.hold(tape.op(size, x))
-    for i in foreign_experts[:2]:
-        graph.foreign = frozenset(n for n, d in placement.moved[i].items() if d < 0)
-        if "ffn_down_exps" in blocks[i].weights:
-            tape.hold(graph.visiting(blocks[i], size))
+    visit([i for i in foreign_experts if i not in first_guests])
     tape.hold(*(h for h in (graph.indices, *graph.places.values(), *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
     if has_output:
         if not run and x < 0:
