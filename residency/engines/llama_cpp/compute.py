@@ -61,6 +61,7 @@ class Block:
     windowed: bool
     attends: bool
     cached: bool  # attends over a cache
+    rotated: bool  # queries and keys
     recurrent: bool
     experts_used: int
     on_host: frozenset[str]  # weights whose operation the CUDA back end lacks
@@ -107,7 +108,7 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[s
         some = used[i] if isinstance(used, tuple) and i < len(used) else used
         count = some if isinstance(some, int) and 0 <= some < 2**16 else 0
         key = (
-            tuple(parts[i]), hyper.heads[i], hyper.heads_kv[i], hyper.windowed[i], hyper.attends[i], hyper.recurrent[i], count,
+            tuple(parts[i]), hyper.heads[i], hyper.heads_kv[i], hyper.windowed[i], hyper.attends[i], hyper.recurrent[i], count, hyper.rotated[i],
         )  # fmt: skip
         block = shared.get(key)
         if block is None:
@@ -118,7 +119,7 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[s
             block = shared[key] = Block(
                 weights=weights, biases=biases, scales=frozenset(n.removesuffix(".scale") for n, _, _ in parts[i] if n.endswith(".scale") and scaled(hyper.architecture, n)), heads=hyper.heads[i], heads_kv=hyper.heads_kv[i],
                 head_k=hyper.head_k_window if w else hyper.head_k, head_v=hyper.head_v_window if w else hyper.head_v,
-                windowed=w, attends=hyper.attends[i] or (hyper.memory == "none" and hyper.heads[i] > 0), cached=hyper.attends[i], recurrent=hyper.recurrent[i], experts_used=count,
+                windowed=w, attends=hyper.attends[i] or (hyper.memory == "none" and hyper.heads[i] > 0), cached=hyper.attends[i], rotated=hyper.rotated[i], recurrent=hyper.recurrent[i], experts_used=count,
                 outline=outline,
                 on_host=frozenset(n.split(".", 2)[-1].removesuffix(".weight") for n in stuck if n.startswith(f"blk.{i}.")),
             )  # fmt: skip
@@ -417,7 +418,7 @@ class Graph:
         """
         tape, t4, w = self.tape, self.t4, block.weights
         q_out, k_out, v_out = block.heads * block.head_k, block.heads_kv * block.head_k, block.heads_kv * block.head_v
-        rope = self.hyper.architecture not in NO_ROPE
+        rope = block.rotated
         gate = -1
         early, self.early = self.early, ()
         if "attn_qkv" in w:
@@ -488,6 +489,7 @@ class Graph:
                 n = tape.op(self.hyper.embedding * rows * 4, origin if apart else n, self.chosen)
                 self.t4 = rows * 4
             if apart:
+                self.waiting = n if rows > 0 else -1
                 n = self.norm(block, "ffn_norm_exps", n if rows > 0 else origin, self.hyper.embedding * self.t4)
                 order, weights = self.route(block, n)
                 self.fed = self.experts(block, n, order, weights)
@@ -747,7 +749,7 @@ class Graph:
     def feed(self, block: Block, n: int) -> int:
         """Whatever feed-forward the block has."""
         tape, t4, w = self.tape, self.t4, block.weights
-        if "ffn_gate_inp" not in w or not block.experts_used:
+        if "ffn_gate_inp" not in w or not block.experts_used or self.hyper.architecture in WITHOUT_EXPERTS:
             return self.dense(block, n) if "ffn_down" in w else n
         order, weights = self.routed or self.route(block, n)
         self.routed = None
@@ -856,7 +858,7 @@ class Graph:
         if block.attends and self.small and not self.final:
             if self.foreign is None:
                 # copied with the weight that is last before the rotation
-                self.positions = self.indices < 0 and self.hyper.architecture not in NO_ROPE
+                self.positions = self.indices < 0 and block.rotated
             elif not self.cache_foreign:
                 self.place_rows(block.windowed)  # a split copies its inputs when it begins
             elif self.indices < 0:
@@ -875,7 +877,7 @@ class Graph:
             else:
                 n = self.norm(block, "attn_norm", x, size)
         feeds = "ffn_down" in w or "ffn_gate_inp" in w
-        inner_norm = "ffn_norm" if "ffn_norm" in w else "post_attention_norm" if "post_attention_norm" in w else None
+        inner_norm = next((name for name in ("ffn_norm", "post_attention_norm", "attn_output_norm") if name in w), None)
         if inner_norm is None and self.hyper.architecture in NORM_WITHOUT_WEIGHT:
             inner_norm = "ffn_norm"
         parallel = inner_norm is None and "post_ffw_norm" not in w and feeds
@@ -900,8 +902,8 @@ class Graph:
                 o, fed = self.product(block, "attn_output", o), self.fed
                 if rows > 0:
                     size = self.hyper.embedding * rows * 4
-                    o, x = tape.op(size, o, self.chosen), tape.op(size, x, self.chosen)
-                    self.chosen = -1
+                    o, x = tape.op(size, o, self.chosen), self.waiting
+                    self.chosen = self.waiting = -1
                     self.t4, whole = rows * 4, self.t4
                 mid = tape.same(size, o, x)
                 dense = tape.same(size, self.dense(block, self.norm(block, "ffn_norm", mid, size)), mid)
@@ -1123,10 +1125,6 @@ FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 ROTATION_BYTES = 64 * 64 * 4
 #: Memory modules with an indexer beside the attention.
 SPARSE = frozenset({"dsa", "dsa-window", "msa", "hybrid-indexer", "dsv4"})
-#: Positions are added or biased, not rotated.
-NO_ROPE = frozenset(
-    ["bloom", "mpt", "refact", "jais", "gpt2", "starcoder", "jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "plamo2"]
-)
 #: Queries and keys are normed after the rotation.
 NORM_AFTER_ROTATION = frozenset({"hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "maincoder", "talkie"})
 #: The residual stands first in the sum, so its place is the one taken over. Bits: after the feed-forward (1), after the mixer (2).
@@ -1140,6 +1138,8 @@ ATTENTION_FIRST = frozenset({"phi2"})
 RESIDUAL_BEFORE_ATTENTION = frozenset({"command-r", "cohere2", "cohere2moe", "gptneox"})
 #: The router reads the block's input, so it runs before the attention's result is projected.
 ROUTED_FIRST = frozenset({"smallthinker"})
+#: Graphs that know no experts, though the loader takes them: such a block has no feed-forward.
+WITHOUT_EXPERTS = frozenset({"refact"})
 #: The norms of a block have no weights.
 NORM_WITHOUT_WEIGHT = frozenset({"olmo", "talkie"})
 

@@ -59,6 +59,20 @@ ROLLBACK = frozenset(
 #: Flash attention is forced off (llama_init_from_model).
 NO_FLASH_ATTENTION = frozenset({"grok"})
 
+#: Positions are added, biased or not used, never rotated.
+NO_ROTATION = frozenset(
+    ["bloom", "mpt", "refact", "jais", "gpt2", "starcoder", "jamba", "nemotron_h", "nemotron_h_moe", "plamo2"]
+)
+#: Only layers with a sliding window rotate.
+ROTATION_BY_WINDOW = frozenset({"cohere2", "cohere2moe", "exaone-moe", "maple", "muse-glimmer"})
+#: Every so many layers one does not rotate: the last of each group, or the first (2nd value), of files with a window (3rd).
+#: (llama4 scales the queries of those layers instead, which takes the same place.)
+UNROTATED_LAYERS: Mapping[str, tuple[int, bool, bool]] = {
+    "smollm3": (4, False, False), "afmoe": (4, False, False), "smallthinker": (4, True, True),
+}  # fmt: skip
+#: rope.scaling.finetuned says whether there is rotation at all.
+ROTATION_BY_KEY = frozenset({"granite", "granitehybrid", "graniteswitch"})
+
 #: Four positions per token (llama_model_rope_type), always or where the file divides the rotated dimensions into sections.
 FOUR_POSITIONS = frozenset({"qwen2vl", "paddleocr", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "qwen4exp", "qwen3tts"})
 FOUR_POSITIONS_BY_SECTIONS = frozenset({"glm4", "glm4moe", "hunyuan_vl", "bailingmoe3"})
@@ -144,6 +158,7 @@ class HyperParameters:
     causal: bool
     unknown: str | None  # why the memory module cannot be told
     positions: int = 1  # per token
+    rotated: tuple[bool, ...] = ()  # the layer rotates queries and keys
 
     def key_row(self, layer: int) -> int:
         """Elements of one cached key row."""
@@ -285,6 +300,24 @@ MOST_BLOCKS = 4096
 LARGEST = 2**40
 
 
+def _rotated(arch: str, meta: Callable[[str], Any], layers: int, count: int, windowed: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Return whether each layer rotates its queries and keys."""
+    if arch in NO_ROTATION or (arch in ROTATION_BY_KEY and meta("rope.scaling.finetuned") is False):
+        return (False,) * count
+    if arch == "baichuan":  # told apart by depth: the larger one has a bias instead
+        return (layers == 32,) * count
+    if arch in ROTATION_BY_WINDOW:
+        dense = meta("leading_dense_block_count") if arch == "cohere2moe" else 0
+        return tuple(w or i < (dense or 0) for i, w in enumerate(windowed))
+    if arch == "exaone4":
+        return windowed if any(windowed) else (True,) * count
+    if arch in UNROTATED_LAYERS:
+        step, first, by_window = UNROTATED_LAYERS[arch]
+        if not by_window or any(windowed):
+            return tuple((i if first else i + 1) % step != 0 for i in range(count))
+    return (True,) * count
+
+
 def _clean(value: Any) -> Any:
     """Return a metadata value the formulas can take: numbers finite and in range, arrays of numbers only."""
     if isinstance(value, tuple):
@@ -416,7 +449,7 @@ def read(checkpoint: Checkpoint) -> HyperParameters:
         hyper_streams=number("hyper_connection.count"), indexed=_indexed(arch, meta, memory, layers, count, recurrent, number("context_length")),
         compress=_per_layer(meta, "attention.compress_ratios", count, 0) if isinstance(ratios, tuple) else (0,) * count,
         causal=causal if isinstance(causal, bool) else True, unknown=too_many or unknown,
-        positions=4 if four else 1,
+        positions=4 if four else 1, rotated=_rotated(arch, meta, layers, count, windowed),
     )  # fmt: skip
 
 
