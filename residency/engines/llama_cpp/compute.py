@@ -361,6 +361,8 @@ class Graph:
             if self.cache_foreign and (s.flash_here or not s.flash):
                 pick = (self.waiting >= 0 or (self.ending and self.foreign is not None)) and self.chosen < 0
                 cache.append(tape.op(row_bytes(s.type_k, key_row) * cells))
+                if not s.flash and self.hyper.memory not in SPARSE:
+                    self.mask(block.windowed)  # in the order of use
                 cache.append(tape.op(row_bytes(s.type_k if latent else s.type_v, key_row if latent else value_row) * cells))
                 if pick:
                     self.chosen = tape.op(4 * s.rows)
@@ -525,7 +527,7 @@ class Graph:
     def rotates(self, block: Block) -> int:
         """Bits: keys (1) and values (2) of a quantised cache are rotated first (``src/llama-kv-cache.cpp``)."""
         s = self.shape
-        if self.hyper.memory == "none" or not s.rotated:
+        if self.hyper.memory == "none" or not s.rotated or (self.hyper.memory == "hybrid" and self.hyper.any_window):
             return 0
         bits = 1 if CACHE_TYPES[s.type_k][0] > 1 and block.head_k % 64 == 0 else 0
         if not self.hyper.mla and CACHE_TYPES[s.type_v][0] > 1 and block.head_v % 64 == 0:
@@ -762,7 +764,8 @@ class Graph:
                 shared = tape.same(size, shared, g)
             cur = tape.same(size, cur, shared)
         elif "ffn_down" in w:
-            cur = tape.same(size, cur, self.dense(block, n))
+            dense = self.dense(block, n)
+            cur = tape.same(size, dense, cur) if self.hyper.architecture in DENSE_FIRST else tape.same(size, cur, dense)
         return cur
 
     # -- recurrent ------------------------------------------------------------------------------------------------
@@ -1140,6 +1143,8 @@ RESIDUAL_BEFORE_ATTENTION = frozenset({"command-r", "cohere2", "cohere2moe", "gp
 ROUTED_FIRST = frozenset({"smallthinker"})
 #: Graphs that know no experts, though the loader takes them: such a block has no feed-forward.
 WITHOUT_EXPERTS = frozenset({"refact"})
+#: The dense part stands first in the sum with the experts.
+DENSE_FIRST = frozenset({"grok"})
 #: The norms of a block have no weights.
 NORM_WITHOUT_WEIGHT = frozenset({"olmo", "talkie"})
 
