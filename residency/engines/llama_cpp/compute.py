@@ -223,8 +223,11 @@ class Graph:
         self.routed: tuple[int, int] | None = None
         self.fed = -1  # a parallel block's feed-forward
         self.small = 0  # bytes of the indices
+        self.place_bytes = shape.tokens * 4 * hyper.positions * any(hyper.rotated)  # ... of which positions
         self.positions = False  # the indices are still to be copied, in the split of the first rotation
         self.ending = False  # ... and the result is picked on this device, now or later
+        self.states_next = 0  # bytes of the next block's convolution states, where they are read before this block ends
+        self.ahead_state = -1
         self.rotates_next = False  # the next block attends, and rotates
         self.last = False  # the current block is the trunk's last
         self.final = False  # the current block is the last one that attends
@@ -292,7 +295,7 @@ class Graph:
     def place_positions(self) -> None:
         """Copy the positions into the split that rotates first."""
         self.positions = False
-        self.indices = self.tape.op(self.t4 * self.hyper.positions)
+        self.indices = self.tape.op(self.place_bytes)
 
     def place_rows(self, windowed: bool) -> None:
         """Copy the positions and the rows of one cache, what is not there yet."""
@@ -300,7 +303,7 @@ class Graph:
             self.indices = self.tape.op(self.small)
             self.covers.add(windowed)
         elif self.hyper.memory != "none" and windowed not in self.covers and windowed not in self.places:
-            self.places[windowed] = self.tape.op(self.small - self.t4 * self.hyper.positions)
+            self.places[windowed] = self.tape.op(self.small - self.place_bytes)
 
     def norm(self, block: Block, name: str, source: int, size: int) -> int:
         """A norm over ``source``: one tensor, its weight and bias applied in place."""
@@ -475,6 +478,7 @@ class Graph:
         if k < 0:  # shares another layer's cache
             k = v = q
         cur = self.attend(block, q, k, v, key_row=k_out, value_row=v_out, out=out, sparse=(n, n))
+        self.read_ahead()
         if self.input >= 0 and "ffn_gate_inp" in w:
             self.routed = self.route(block, self.input)
             self.input = -1
@@ -824,33 +828,60 @@ class Graph:
         tape, t4, w, hyper, s = self.tape, self.t4, block.weights, self.hyper, self.shape
         kernel, mixed = w["ssm_conv1d"].shape[0], w["ssm_conv1d"].shape[1]
         inner = w["ssm_out"].shape[0]
-        old = tape.op(hyper.state_r * s.sequences * 4)
+        old = self.take_ahead(hyper.state_r * s.sequences * 4)
         both = self.product(block, "ssm_in", n)
         joined = tape.op(mixed * (s.tokens + (kernel - 1) * s.sequences) * 4, old, tape.view(both))
-        conv = tape.same(mixed * t4, tape.op(mixed * t4, joined))
+        conv = tape.op(mixed * t4, *self.copy(block, "ssm_conv1d"), joined)
+        if "ssm_conv1d" in block.biases:
+            conv = tape.same(mixed * t4, conv, *self.small_copy("ssm_conv1d", mixed * 4))
+        conv = tape.same(mixed * t4, conv)
+        size = inner * t4 + hyper.state_s * s.sequences * 4
         if "ssm_x" in w:
             x = self.product(block, "ssm_x", tape.view(conv))
-            dt = tape.op(inner * t4, tape.view(x))
-            y = tape.op(inner * t4 + hyper.state_s * s.sequences * 4, tape.view(conv), dt, tape.view(x))
+            dt = tape.op(w["ssm_dt"].shape[0] * t4 if "ssm_dt" in w else inner * t4, tape.view(x))
+            dt = self.product(block, "ssm_dt", dt) if "ssm_dt" in w else dt
+            sources = (tape.view(conv), dt, tape.view(x))
         else:
-            y = tape.op(inner * t4 + hyper.state_s * s.sequences * 4, tape.view(conv))
-        skip = tape.op(inner * t4, tape.view(conv))
-        cur = tape.same(inner * t4, tape.view(y), skip)
+            sources = (tape.view(conv), tape.op(w["ssm_a"].shape[-1] * t4 if "ssm_a" in w else 0, tape.view(both)))
+        if self.cache_foreign:
+            tape.hold(*sources)  # runs where the state is, and its result comes back
+            y = -1
+        else:
+            y = tape.op(size, *sources)
+        self.read_ahead()
+        if y < 0:
+            y = tape.op(inner * t4)
         z = tape.op(inner * t4, tape.view(both))
-        cur = tape.same(inner * t4, z, cur)
+        skip = tape.op(inner * t4, *self.copy(block, "ssm_d"), tape.view(conv))
+        cur = tape.op(inner * t4, z, tape.same(inner * t4, tape.view(y), skip))
         if "ssm_norm" in w:
             cur = self.norm(block, "ssm_norm", tape.view(cur), inner * t4)
         return cur
 
+    def read_ahead(self) -> None:
+        """Read the next block's states: most graphs place that before they lay this block out to its end."""
+        if self.states_next and self.ahead_state < 0 and not self.cache_foreign:
+            self.ahead_state = self.tape.op(self.states_next)
+
+    def take_ahead(self, size: int) -> int:
+        """Return the block's convolution state, read already or now."""
+        found, self.ahead_state = self.ahead_state, -1
+        return found if found >= 0 else self.tape.op(size)
+
     def short_conv(self, block: Block, n: int) -> int:
         """A gated short convolution (lfm2)."""
         tape, t4, s = self.tape, self.t4, self.shape
-        width = self.hyper.embedding
+        width, state = self.hyper.embedding, self.hyper.state_r * s.sequences * 4
+        host = self.cache_foreign
+        old = -1 if host else self.take_ahead(state)
         both = self.product(block, "shortconv.in_proj", n)
         b = tape.op(width * t4, tape.view(both), tape.view(both))
-        joined = tape.op(width * t4 + self.hyper.state_r * s.sequences * 4, tape.view(b))
-        conv = tape.op(width * t4, joined)
-        return tape.op(width * t4, tape.view(both), conv)
+        if host:
+            old = self.take_ahead(state)
+        joined = tape.op(width * t4 + state, old, tape.view(b))
+        self.read_ahead()
+        conv = tape.op(width * t4, *self.copy(block, "shortconv.conv"), joined)
+        return tape.same(width * t4, tape.view(both), conv)
 
     # -- blocks ---------------------------------------------------------------------------------------------------
 
@@ -865,7 +896,7 @@ class Graph:
             elif not self.cache_foreign:
                 self.place_rows(block.windowed)  # a split copies its inputs when it begins
             elif self.indices < 0:
-                self.indices = tape.op(self.t4 * self.hyper.positions)
+                self.indices = tape.op(self.place_bytes)
         if block.attends and not self.cache_foreign and self.foreign is not None and (self.shape.flash_here or not self.shape.flash):
             self.mask(block.windowed)
         if self.wide > 1:
@@ -1267,6 +1298,11 @@ def host_buffer(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, pl
     return max(inputs, peak)
 
 
+def _scans(blocks: Sequence[Block], i: int) -> bool:
+    """Whether a block is a state-space scan and nothing else."""
+    return 0 <= i < len(blocks) and blocks[i].recurrent and not blocks[i].attends and "ssm_in" in blocks[i].weights
+
+
 def _is_layer_norm(checkpoint: Checkpoint) -> bool:
     rms = checkpoint.hparam("attention.layer_norm_rms_epsilon")
     plain = checkpoint.hparam("attention.layer_norm_epsilon")
@@ -1308,7 +1344,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.leaves = [tape.op(graph.chosen_cells() * graph.t4) for _ in sparse]
     if hyper.architecture == "deepseek4" and any("indexer.attn_q_b" in blocks[i].weights for i in (*host, *own)):
         tape.hold(tape.op(graph.chosen_cells() * graph.t4 // 2))
-    small = shape.tokens * (4 * hyper.positions + (16 if hyper.memory != "none" else 0))
+    small = shape.tokens * (4 * hyper.positions * any(hyper.rotated) + (16 if hyper.memory != "none" else 0))
     if not shape.flash and hyper.memory not in ("none", "recurrent") and not hyper.mla:
         small += shape.tokens * 8 * (hyper.value_row_max - 1)
     run = [*host, *own]
@@ -1375,6 +1411,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     kinds: list[tuple[object, ...]] = [
         (id(blocks[i]), True) if i in host else (blocks[i].outline, *_carried(blocks[i], placement.moved.get(i))) for i in run
     ]  # fmt: skip
+    last_reader = {blocks[i].windowed: i for i in run if blocks[i].attends}
     last = len(blocks) - 1
     late = hyper.architecture in LATE_ROWS
     attending = [i for i in run if blocks[i].attends]
@@ -1424,6 +1461,14 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
                     graph.mask(blocks[run[0]].windowed)
             x = tape.op(size)
         graph.arrive()
+    if placement.pipeline and own:
+        # A scan's states are read before the block ahead of it is laid out to its end, so the gate of that block's scan
+        # strays to the device of the states, and back.
+        if _scans(blocks, own[0]) and _scans(blocks, own[0] - 1):
+            tape.keep(placement.copies * blocks[own[0] - 1].weights["ssm_in"].out * graph.t4)
+        if _scans(blocks, own[-1]) and _scans(blocks, own[-1] + 1):
+            tape.keep(placement.copies * blocks[own[-1]].weights["ssm_out"].shape[0] * graph.t4)
+    turning = {*attending[-1:], *last_reader.values()}  # blocks that end the life of an input
     position = 0
     seen: dict[tuple[object, ...], int] = {}
     while position < len(run):
@@ -1445,15 +1490,21 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             graph.foreign = frozenset()
         graph.closing = closing(block, graph.foreign)
         graph.rotates_next = position + 1 < len(run) and blocks[run[position + 1]].attends
+        nxt = blocks[run[position + 1]] if position + 1 < len(run) else None
+        early = nxt is not None and nxt.recurrent and ("ssm_in" in nxt.weights or "shortconv.conv" in nxt.weights)
+        graph.states_next = hyper.state_r * shape.sequences * 4 if early and run[position + 1] not in host else 0
         graph.copies = bool(graph.closing)
         graph.ahead = ahead(position) if graph.closing else None
+        ends = {w for w, j in last_reader.items() if j == i}
         x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last and hyper.architecture not in LATE_ROWS else -1)
         normed = -1
+        for w in ends:
+            graph.masks.pop(w, None)
         position += 1
         if position < len(run) - 1:
             # Blocks repeat: once the packing repeats too, whole rounds of it change nothing and are skipped.
             live = [x, *graph.masks.values(), *graph.leaves]
-            live += [h for h in (graph.indices, *graph.places.values(), graph.chosen, graph.spin) if h >= 0]
+            live += [h for h in (graph.indices, *graph.places.values(), graph.chosen, graph.spin, graph.ahead_state) if h >= 0]
             shares = not any(n.startswith("indexer.") for n in blocks[run[position]].weights)
             if graph.top >= 0 and shares:
                 live.append(graph.top)
@@ -1465,7 +1516,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             else:
                 step = position - before
                 end = position
-                while end < len(run) - 2 and kinds[end] == kinds[end - step] and run[end] not in attending[-1:]:
+                while end < len(run) - 2 and kinds[end] == kinds[end - step] and run[end] not in turning:
                     end += 1
                 if graph.copies:  # the last one's successor differs, and with it the inputs that arrive
                     end = max(end - 1, position)
