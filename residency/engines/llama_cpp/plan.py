@@ -179,16 +179,19 @@ def _runtime_rows(model: Checkpoint, settings: Settings, layout: Layout, devices
     rows = []
     for found in runtime(model, settings, layout, tuple(specs[d.device] for d in layout.devices)):
         device = devices[found.device]
+        at_context, at_prompt = found.sums
         parts = (
             ("driver context", Phase.BEFORE, found.context),
+            ("communicators of the cards", Phase.CONTEXT, at_context),
             ("kernels, workspaces and pools of the first prompt", Phase.FIRST_FORWARD, found.first_prompt),
+            ("channels between the cards", Phase.FIRST_FORWARD, at_prompt),
+            ("copies of the attention scores of a full context", Phase.RUN_TIME, (0, 0, found.full_context)),
         )
         for name, phase, (certain, likely, most) in parts:
-            more = found.later if phase is Phase.FIRST_FORWARD else 0
-            if most + more:
+            if most:
                 rows.append(
                     Allocation(pool=device.pool, purpose=Purpose.RUNTIME, name=name, phase=phase, certain_bytes=certain, likely_bytes=likely,
-                               at_most_bytes=most + more, device=device.name, accounted=False, evidence=found.evidence)
+                               at_most_bytes=most, device=device.name, accounted=False, evidence=found.evidence)
                 )  # fmt: skip
     return rows
 

@@ -134,8 +134,17 @@ def resolve(launch: Launch, machine: Machine, version: str, engine: str = histor
         expert_sum_apart=not follows("expert-sum-in-one"),
         **_latent(launch, engine, version, flash),
         op_offload_min_batch=_minimum_batch(launch),
+        allreduce=_allreduce(launch, machine),
     )
     return settings, devices
+
+
+def _allreduce(launch: Launch, machine: Machine) -> Literal["nccl", "internal", "none"]:
+    """Return what sums the cards' parts under split mode tensor (``ggml/src/ggml-cuda/ggml-cuda.cu``, comm_init, 0.5.0)."""
+    word = launch.environ.get("GGML_CUDA_ALLREDUCE")
+    if word is None:
+        return "internal" if "windows" in (machine.host.system or "").casefold() else "nccl"
+    return "nccl" if word == "nccl" else "internal" if word == "internal" else "none"
 
 
 #: Speculation that rolls the recurrent state back, so that the target keeps spare states.

@@ -1,13 +1,16 @@
 """What a process takes on a device beside the engine's own buffers: driver context, kernel modules, pools.
 
-The engine budgets none of this. Measured on an H200 (driver 580, CUDA 13.0, llama.cpp 0.5.0, commit 0c1e570, thirteen
-launches read through the driver): 523 MiB when the back end starts, then 78 to 234 MiB at the first full prompt batch.
+The engine budgets none of this. Measured on H200s (driver 580, CUDA 13.0, llama.cpp 0.5.0, commit 0c1e570, two hundred
+launches of 42 models read through the driver): 523 or 527 MiB when the back end starts, then 78 to 438 MiB at the first
+full prompt batch, and without flash attention more as the context fills.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from residency.checkpoint.model import Role
 
 from .context import pad
 from .hparams import derived, hyper_parameters
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
     from residency.checkpoint.model import Checkpoint
 
+    from .hparams import HyperParameters
     from .layout import Layout
     from .settings import DeviceSpec, Settings
 
@@ -43,7 +47,7 @@ CONTEXTS: Mapping[str, ContextRow] = {
     "8.6": ContextRow(3.1, 80, 256, 330, "256 MiB on an RTX 3090, 82 processors: github.com/invoke-ai/InvokeAI/issues/9413"),
     "8.7": ContextRow(3.1, 50, 150, 300, "scaled from 8.6"),
     "8.9": ContextRow(3.1, 80, 300, 480, "107 MiB on an RTX 4060 Ti, 34 processors: github.com/ggml-org/llama.cpp/pull/23604"),
-    "9.0": ContextRow(3.96, 480, 523, 570, "523 MiB on an H200, 132 processors, measured"),
+    "9.0": ContextRow(3.99, 500, 527, 570, "523 and 527 MiB on H200s, 132 processors, measured"),
     "10.0": ContextRow(3.5, 400, 560, 750, "scaled from 9.0 and 12.0"),
     "12.0": ContextRow(2.95, 100, 350, 600, "555 MiB on an RTX PRO 6000, 188 processors: github.com/ggml-org/llama.cpp/pull/23604"),
     "12.1": ContextRow(3.0, 100, 200, 400, "scaled from 12.0"),
@@ -71,12 +75,16 @@ CUBLAS_WORKSPACE_OTHER_MIB = 4
 PARTIAL_BYTES = 128 * 128 * 4
 #: The pool takes memory from the driver in steps of this many bytes.
 POOL_STEP = 2 * MIB
-#: Attention without flash attention converts scores and operands: this many half-precision score matrices. H200, measured.
-SCORE_COPIES = 3.6
 #: Host weights on their way to the device, MiB. H200, measured with half the blocks on the host.
 OFFERED_MIB = (4, 16, 48)
-#: The driver gives out memory in steps of 2 MiB, so every buffer loses up to one.
-BUFFER_STEP_MIB = (1, 4, 12)
+#: The driver gives out memory in steps of 2 MiB, so every buffer loses up to one. Half of the launches whose context was
+#: the longest that a model without slack (4) allows died by 2 to 8 MiB, so the likely figure lies on the safe side of that.
+BUFFER_STEP_MIB = (1, 12, 20)
+#: What adds up the cards' parts under split mode tensor, MiB per card: with the context, and more at the first prompt.
+#: Two H200s, NCCL 2.28 without NVLS, measured. A build without NCCL falls back to the engine's own sums.
+SUMS_MIB = {"nccl": ((0, 388, 450), (0, 408, 500)), "internal": ((0, 32, 48), (0, 0, 16)), "none": ((0, 0, 16), (0, 0, 16))}
+#: ... and pools and kernels of tensors that are cut. Two H200s, measured: 14 to 42 MiB.
+CUT_MIB = (4, 20, 60)
 #: float types whose products are cuBLAS products at a large batch.
 _FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
 
@@ -88,7 +96,8 @@ class RuntimeBytes:
     device: str
     context: tuple[int, int, int]  # when the back end starts
     first_prompt: tuple[int, int, int]  # at the first full prompt batch
-    later: int  # more that a deep context can add after that, at most
+    full_context: int  # more that the pool takes after that when the context is filled, at most
+    sums: tuple[tuple[int, int, int], tuple[int, int, int]] = ((0, 0, 0), (0, 0, 0))  # what adds up the cards' parts: with the context, at the first prompt
     evidence: str
 
 
@@ -125,9 +134,40 @@ def _uses_cublas(checkpoint: Checkpoint) -> bool:
 def _has_float_matrix(checkpoint: Checkpoint) -> bool:
     return any(
         t.layer is not None and len(t.shape) > 1 and t.type_name in _FLOAT_TYPES and t.shape[1] > 1
-        and not t.name.endswith(("conv1d.weight", "ssm_a", "ape.weight"))
+        and not t.name.endswith(("conv1d.weight", "ssm_a", "ape.weight", "norm.weight"))
         for t in checkpoint.tensors
     )  # fmt: skip
+
+
+class _Operands(NamedTuple):
+    """Bytes per token that the widest product takes from the pool."""
+
+    quantised: int  # activations in 8 bits, for a quantised matrix
+    plain: int  # activations and result in half precision, for a matrix of 16-bit floats; sorted by expert in single precision for experts
+
+
+def _operands(checkpoint: Checkpoint, used: int) -> _Operands:
+    """Return the pool bytes per token of the widest product of a block; experts take each token ``used`` times, one matrix per head each head's part."""
+    store = derived(checkpoint)
+    if "operands" not in store:
+        quantised = plain = 0
+        for t in checkpoint.tensors:
+            if t.layer is None or len(t.shape) < 2 or not t.name.endswith(".weight"):
+                continue
+            times = 1 if len(t.shape) == 2 else used if t.role is Role.EXPERT else t.shape[2]
+            if t.type_name not in _FLOAT_TYPES:
+                quantised = max(quantised, _quantised(t.shape[0], times))
+            elif t.role is Role.EXPERT or t.type_name != "F32":
+                plain = max(plain, (4 if t.role is Role.EXPERT else 2) * times * (t.shape[0] + t.shape[1]))
+        store["operands"] = _Operands(quantised, plain)
+    found: _Operands = store["operands"]
+    return found
+
+
+def _scores(hyper: HyperParameters, tokens: int, cells: int) -> int:
+    """Pool bytes of attention without flash attention over so many cells: scores and result of a micro-batch in half precision."""
+    heads = max(hyper.heads, default=0)
+    return 2 * heads * tokens * (pad(cells, 256) + max(hyper.head_v, hyper.head_v_window))
 
 
 def runtime(checkpoint: Checkpoint, settings: Settings, layout: Layout, devices: tuple[DeviceSpec, ...]) -> tuple[RuntimeBytes, ...]:
@@ -142,47 +182,52 @@ def runtime(checkpoint: Checkpoint, settings: Settings, layout: Layout, devices:
     float_products = _uses_cublas(checkpoint)
     counts = checkpoint.hparam("expert_used_count")
     used = max((c for c in (counts if isinstance(counts, tuple) else (counts,)) if isinstance(c, int)), default=0)
-    widest = max([hyper.embedding, *hyper.feed_forward])
+    operands = _operands(checkpoint, max(used, 1))
+    plain = any(hyper.attends) and not resolved.flash and settings.kv_offload  # a cache on the host is attended there
+    attention = _scores(hyper, tokens, min(resolved.n_ctx_seq, max(resolved.n_batch, tokens))) if plain else 0
+    full = _scores(hyper, tokens, resolved.n_ctx_seq) if plain else 0
     found = []
     for spec, there in zip(devices, layout.devices, strict=True):
         context, evidence = driver_context(spec)
         if there.compute_likely <= 0 and not there.tensors:
-            found.append(RuntimeBytes(device=spec.name, context=context, first_prompt=(0, 0, 0), later=0, evidence=evidence))
+            found.append(RuntimeBytes(device=spec.name, context=context, first_prompt=(0, 0, 0), full_context=0, evidence=evidence))
             continue
         processors = processors_of(spec) or 132
         partial = processors * PARTIAL_BYTES if spec.kind == "cuda" else 0
-        rows = tokens * max(used, 1)
-        quantised = max(_quantised(widest, tokens), _quantised(hyper.embedding, rows) if used else 0)
-        pool = pad(max(quantised, _quantised(hyper.embedding, tokens) + partial), POOL_STEP)
+        pool = max(operands.quantised * tokens, operands.plain * tokens, _quantised(hyper.embedding, tokens) + partial)
+        first = pad(max(pool, attention), POOL_STEP)
         low, likely, high = (mib * MIB for mib in KERNELS_MIB)
-        low += pool // 2
-        likely += pool
-        high += pool * 2
-        later = 0
+        low += first // 2
+        likely += first
+        high += first * 2
+        later = pad(max(pool, full), POOL_STEP) - first
         major = int((spec.compute_capability or "9").split(".")[0])
         saved = (CUBLAS_WORKSPACE_MIB[9] - CUBLAS_WORKSPACE_MIB.get(major, CUBLAS_WORKSPACE_OTHER_MIB)) * MIB
-        flash = resolved.flash
-        heads = max(hyper.heads, default=0)
-        attends = any(hyper.attends)
-        if float_products or (attends and not flash):
+        if float_products or plain:
             low += CUBLAS_MIB[0] * MIB - saved
             likely += CUBLAS_MIB[1] * MIB - saved
             high += CUBLAS_MIB[2] * MIB - saved
-        if attends and not flash:
-            scores = heads * tokens * pad(tokens, 256) * 2
-            low += scores
-            likely += pad(int(scores * SCORE_COPIES), POOL_STEP)
-            high += scores * 6
-            later = max(heads * tokens * resolved.n_ctx_seq * 2 - scores * 2, 0)
         if layout.host.layers and settings.op_offload:
             low += OFFERED_MIB[0] * MIB
             likely += OFFERED_MIB[1] * MIB
             high += OFFERED_MIB[2] * MIB
+        sums = ((0, 0, 0), (0, 0, 0))
+        if settings.split_mode == "tensor" and len(devices) > 1 and spec.kind in ("cuda", "rocm", "musa"):
+            low += CUT_MIB[0] * MIB
+            likely += CUT_MIB[1] * MIB
+            high += CUT_MIB[2] * MIB
+            at_context, at_prompt = SUMS_MIB[settings.allreduce]
+            sums = (_bytes(at_context), _bytes(at_prompt))
         low += BUFFER_STEP_MIB[0] * MIB
         likely += BUFFER_STEP_MIB[1] * MIB
         high += BUFFER_STEP_MIB[2] * MIB
-        found.append(RuntimeBytes(device=spec.name, context=context, first_prompt=(low, likely, high), later=later, evidence=evidence))
+        found.append(RuntimeBytes(device=spec.name, context=context, first_prompt=(low, likely, high), full_context=later, sums=sums, evidence=evidence))
     return tuple(found)
+
+
+def _bytes(mib: tuple[int, int, int]) -> tuple[int, int, int]:
+    low, likely, high = mib
+    return low * MIB, likely * MIB, high * MIB
 
 
 def _quantised(width: int, rows: int) -> int:

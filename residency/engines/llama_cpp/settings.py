@@ -92,6 +92,7 @@ class Settings:
     checkpoints: bool = True  # ... and checkpoints of windows and states
     scores_cap_bytes: int = 0  # attention works on as many heads at once as stay under this (-amb); 0 = all
     op_offload_min_batch: int = 32  # GGML_OP_OFFLOAD_MIN_BATCH
+    allreduce: Literal["nccl", "internal", "none"] = "nccl"  # what sums the cards' parts under split mode tensor (GGML_CUDA_ALLREDUCE)
 
 
 #: Expert towers, and the dense feed-forward, as the engine's own flags match them (``common/common.h``).
