@@ -228,6 +228,7 @@ class Graph:
         self.ending = False  # ... and the result is picked on this device, now or later
         self.states_next = 0  # bytes of the next block's convolution states, where they are read before this block ends
         self.ahead_state = -1
+        self.strays = False  # states in host memory are read behind the attention, which is then computed there
         self.rotates_next = False  # the next block attends, and rotates
         self.last = False  # the current block is the trunk's last
         self.final = False  # the current block is the last one that attends
@@ -360,6 +361,10 @@ class Graph:
             tape.hold(*self.places.values())
             self.indices = -1
             self.places = {}
+        if s.flash and self.cache_foreign and self.strays:
+            tape.hold(*{q, k, v})  # the cache is read where it is
+            self.early = self.copy(block, "attn_output")
+            return tape.op(out * self.t4)
         if self.hyper.memory != "none":
             if self.cache_foreign and (s.flash_here or not s.flash):
                 pick = (self.waiting >= 0 or (self.ending and self.foreign is not None)) and self.chosen < 0
@@ -965,7 +970,8 @@ class Graph:
                     self.chosen = -1
                     return tape.same(size, h, x)
                 return tape.same(size, tape.same(size, h, o), x)
-            o = self.product(block, "attn_output", o) if "attn_output" in w else o
+            ready, self.early = self.early, ()
+            o = self.product(block, "attn_output", o, ready=ready) if "attn_output" in w else o
         else:
             o, mixed = n, False
         if "post_attention_norm" in w and ("ffn_norm" in w or "post_ffw_norm" in w) and mixed:
@@ -1274,7 +1280,11 @@ def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placem
     output = checkpoint.by_name.get("output.weight") or checkpoint.by_name.get("token_embd.weight")
     output_bytes = output.nbytes if output is not None else 0
     factors = hyper.architecture not in NO_FACTORS and any(name in checkpoint.by_name for name in FACTORS)
-    return [_device(hyper, shape, placement, blocks, device, layer_norm, output_bytes, factors=factors) for device in range(placement.devices)]
+    learned = "position_embd.weight" in checkpoint.by_name
+    return [
+        _device(hyper, shape, placement, blocks, device, layer_norm, output_bytes, factors=factors, learned=learned)
+        for device in range(placement.devices)
+    ]
 
 
 def host_buffer(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placement: Placement) -> int:
@@ -1300,7 +1310,11 @@ def host_buffer(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, pl
 
 def _scans(blocks: Sequence[Block], i: int) -> bool:
     """Whether a block is a state-space scan and nothing else."""
-    return 0 <= i < len(blocks) and blocks[i].recurrent and not blocks[i].attends and "ssm_in" in blocks[i].weights
+    return 0 <= i < len(blocks) and blocks[i].recurrent and not blocks[i].attends and _scanning(blocks[i])
+
+
+def _scanning(block: Block) -> bool:
+    return "ssm_in" in block.weights and ("attn_qkv" not in block.weights or "ssm_conv1d" not in block.weights)
 
 
 def _is_layer_norm(checkpoint: Checkpoint) -> bool:
@@ -1314,7 +1328,7 @@ def _carried(block: Block, moved: Mapping[str, int] | None) -> tuple[object, ...
     return tuple(sorted((name, to, block.weights[name].nbytes) for name, to in moved.items() if name in block.weights)) if moved else ()
 
 
-def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int, *, factors: bool = False) -> int:
+def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int, *, factors: bool = False, learned: bool = False) -> int:
     where = placement.where
     own = [i for i in range(len(blocks)) if where[i] == device]
     host = [i for i in range(len(blocks)) if where[i] < 0] if device == 0 and placement.offered else []
@@ -1378,6 +1392,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             graph.index_mask()
         for w in windows if run else ():
             graph.masks[w] = graph.halved(w, tape.keep(graph.mask_input_bytes(w)))
+        if learned and not first:  # added to the embeddings on the first device
+            tape.keep(placement.copies * size)
         if has_output:
             graph.chosen = tape.keep(shape.rows * 4)
             tape.keep(shape.rows * 4 * (placement.copies - 1))
@@ -1404,6 +1420,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
                     x = tape.op(size)
             if hyper.memory in ("dsa", "dsa-window"):
                 graph.index_mask()
+        if learned and not first and run and not host:
+            x = tape.same(size, x, tape.op(size))
         if late_x and whole and x < 0:
             x = tape.op(size)
         if has_output and whole and (shape.flash_here or not shape.flash or not windows):
@@ -1491,7 +1509,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.closing = closing(block, graph.foreign)
         graph.rotates_next = position + 1 < len(run) and blocks[run[position + 1]].attends
         nxt = blocks[run[position + 1]] if position + 1 < len(run) else None
-        early = nxt is not None and nxt.recurrent and ("ssm_in" in nxt.weights or "shortconv.conv" in nxt.weights)
+        early = nxt is not None and nxt.recurrent and (_scanning(nxt) or "shortconv.conv" in nxt.weights)
+        graph.strays = early and (placement.cache_on_host or run[position + 1] in host)
         graph.states_next = hyper.state_r * shape.sequences * 4 if early and run[position + 1] not in host else 0
         graph.copies = bool(graph.closing)
         graph.ahead = ahead(position) if graph.closing else None
