@@ -274,20 +274,25 @@ class Graph:
         """A matrix product with its bias. ``ready``: the weight's copy, if it is there already."""
         size = block.weights[name].out * self.t4
         copied = ready or self.copy(block, name)
-        if copied and self.last and name == "attn_output" and self.chosen < 0:
-            self.chosen = self.tape.op(4 * self.shape.rows)
         scaled, biased = name in block.scales, name in block.biases
+        picks = bool(copied) and self.last and name == "attn_output" and self.chosen < 0  # in the last split before the rows are picked
+        if picks and not scaled and not biased:
+            self.chosen = self.tape.op(4 * self.shape.rows)
         turns = self.positions and name in ("attn_q", "attn_qkv") and "attn_q_norm" not in block.weights
         if turns and not scaled and not biased:
             self.place_positions()
         result = self.tape.op(size, *copied, source)
         if scaled:
             small = self.small_copy(name, 4)
+            if picks and not biased:
+                self.chosen = self.tape.op(4 * self.shape.rows)
             if turns and not biased:
                 self.place_positions()
             result = self.tape.same(size, result, *small)
         if biased:
             small = self.small_copy(name, block.weights[name].out * 4)
+            if picks:
+                self.chosen = self.tape.op(4 * self.shape.rows)
             if turns:
                 self.place_positions()
             result = self.tape.same(size, result, *small)
@@ -745,6 +750,8 @@ class Graph:
             cur = tape.same(inner, cur)
         size = down.shape[1] * used * t4
         cur = self.chosen_product(block, "ffn_down" + suffix, size, cur, chosen)
+        if self.hyper.architecture == "llama4":
+            return tape.op(down.shape[1] * t4, tape.view(cur))
         fused = self.shape.fuses and 2 <= used <= FUSED_EXPERTS
         scaled = cur
         if "ffn_down" + suffix in block.scales:
@@ -922,9 +929,12 @@ class Graph:
         parallel = inner_norm is None and "post_ffw_norm" not in w and feeds
         mixed = True
         if block.recurrent and block.attends and "ssm_in" in w:  # both side by side
-            a = self.product(block, "ssm_out", self.scan(block, n))
-            b = self.product(block, "attn_output", self.attention(block, n))
-            o = tape.same(size, a, b)
+            attended = self.attention(block, n)
+            again = self.norm(block, "attn_norm", x, size) if "attn_norm" in w else x
+            scanned = self.scan(block, again)
+            ready, self.early = self.early, ()
+            a = self.product(block, "attn_output", attended, ready=ready)
+            o = tape.same(size, a, self.product(block, "ssm_out", scanned))
         elif block.recurrent:
             o = self.recurrent(block, n)
         elif "attn_kv_a_mqa" in w:
