@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from residency.rules import Finding, Rule, Way
 
 if TYPE_CHECKING:
+    from residency.machine.model import Machine
     from residency.rules import Facts
 
 rule = Rule(id="devices/exist")
@@ -28,6 +29,16 @@ def _some(names: list[str], one: str, many: str) -> str:
     shown = ", ".join(names[:5])
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{one if len(names) == 1 else many} {shown}{more}"
+
+
+def _instead(machine: Machine, there: list[str]) -> list[list[str]]:
+    """Return lists of devices to name instead: those named that exist, all there are, one alone."""
+    every = [d.name for d in machine.accelerators]
+    found: list[list[str]] = []
+    for names in (there, every, *([name] for name in every)):
+        if names and names not in found:
+            found.append(names)
+    return found[:3]
 
 
 @rule.check
@@ -42,7 +53,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
     once = {name.casefold(): name for name in ids}
     missing = [name for name in once.values() if machine.device(name) is None and not (remote and name.casefold().startswith("rpc"))]
     if missing:
-        ways = tuple(Way(knob="device.ids", value=[other.name]) for other in machine.accelerators[:2])
+        ways = tuple(Way(knob="device.ids", value=names) for names in _instead(machine, [n for n in once.values() if n not in missing]))
         findings.append(rule.veto(f"There {_some(missing, 'is no device', 'are no devices')} on {machine.name}; there is: {listed}.", knob="device.ids", ways=ways))
     if twice := [name for folded, name in once.items() if counts[folded] > 1 and name not in missing]:
         findings.append(rule.veto(f"{_some(twice, 'Named twice: the device', 'Named twice: the devices')}.", knob="device.ids"))
