@@ -278,7 +278,9 @@ class Graph:
         picks = bool(copied) and self.last and name == "attn_output" and self.chosen < 0  # in the last split before the rows are picked
         if picks and not scaled and not biased:
             self.chosen = self.tape.op(4 * self.shape.rows)
-        turns = self.positions and name in ("attn_q", "attn_qkv") and "attn_q_norm" not in block.weights
+        turns = self.positions and name in ("attn_q", "attn_qkv") and (
+            "attn_q_norm" not in block.weights or self.hyper.architecture in NORM_AFTER_ROTATION
+        )
         if turns and not scaled and not biased:
             self.place_positions()
         result = self.tape.op(size, *copied, source)
@@ -543,7 +545,8 @@ class Graph:
         s = self.shape
         if self.hyper.memory == "none" or not s.rotated or (self.hyper.memory == "hybrid" and self.hyper.any_window):
             return 0
-        bits = 1 if CACHE_TYPES[s.type_k][0] > 1 and block.head_k % 64 == 0 else 0
+        plain = not self.hyper.mla or self.hyper.memory in SPARSE  # the graph of a latent cache alone does not rotate
+        bits = 1 if plain and CACHE_TYPES[s.type_k][0] > 1 and block.head_k % 64 == 0 else 0
         if not self.hyper.mla and CACHE_TYPES[s.type_v][0] > 1 and block.head_v % 64 == 0:
             bits |= 2
         return bits
@@ -704,10 +707,13 @@ class Graph:
             extra = (tape.op(count * t4, probs),)
         order = tape.op(count * t4, *(extra or (probs,)))
         weights = tape.op(block.experts_used * t4, tape.view(probs), tape.view(order))
-        total = tape.op(t4, weights)  # a router that does not divide by the sum lacks these two, 4 bytes per token
-        scaled = tape.op(block.experts_used * t4, weights, tape.op(t4, total))
+        sums: tuple[int, ...] = ()
+        if self.hyper.summed:
+            sums = (tape.op(t4, weights),)
+            sums = (*sums, tape.op(t4, *sums))
+        scaled = tape.op(block.experts_used * t4, weights, *sums[1:])
         if self.shape.fuses:
-            tape.hold(logits, probs, *extra, order, weights, total)
+            tape.hold(logits, probs, *extra, order, weights, *sums[:1])
         return order, scaled
 
     def visiting(self, block: Block, size: int) -> int:

@@ -73,6 +73,12 @@ UNROTATED_LAYERS: Mapping[str, tuple[int, bool, bool]] = {
 #: rope.scaling.finetuned says whether there is rotation at all.
 ROTATION_BY_KEY = frozenset({"granite", "granitehybrid", "graniteswitch"})
 
+#: Routers that do not divide the chosen experts' weights by their sum (build_moe_ffn), and those where the file says so.
+NO_SUM = frozenset({"nomic-bert-moe", "deepseek", "jamba", "llada-moe", "llama4", "olmoe", "gpt-oss", "qwen2moe"})
+SUM_BY_KEY = frozenset(
+    ["afmoe", "bailingmoe", "bailingmoe2", "bailingmoe3", "cohere2moe", "deepseek2", "deepseek2-ocr", "mistral4", "deepseek32", "deepseek4", "dots1", "dots3note", "exaone-moe", "glm-dsa", "glm4moe", "glm5-next", "hy_v3", "hy_v4", "kimi-k3", "laguna", "minimax-m3", "nemotron_h", "nemotron_h_moe", "step35"]
+)
+
 #: Four positions per token (llama_model_rope_type), always or where the file divides the rotated dimensions into sections.
 FOUR_POSITIONS = frozenset({"qwen2vl", "paddleocr", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "qwen4exp", "qwen3tts"})
 FOUR_POSITIONS_BY_SECTIONS = frozenset({"glm4", "glm4moe", "hunyuan_vl", "bailingmoe3"})
@@ -158,6 +164,7 @@ class HyperParameters:
     causal: bool
     unknown: str | None  # why the memory module cannot be told
     positions: int = 1  # per token
+    summed: bool = True  # the router divides by the sum of the chosen experts' weights
     rotated: tuple[bool, ...] = ()  # the layer rotates queries and keys
 
     def key_row(self, layer: int) -> int:
@@ -449,7 +456,7 @@ def read(checkpoint: Checkpoint) -> HyperParameters:
         hyper_streams=number("hyper_connection.count"), indexed=_indexed(arch, meta, memory, layers, count, recurrent, number("context_length")),
         compress=_per_layer(meta, "attention.compress_ratios", count, 0) if isinstance(ratios, tuple) else (0,) * count,
         causal=causal if isinstance(causal, bool) else True, unknown=too_many or unknown,
-        positions=4 if four else 1, rotated=_rotated(arch, meta, layers, count, windowed),
+        positions=4 if four else 1, summed=arch not in NO_SUM and (arch not in SUM_BY_KEY or meta("expert_weights_norm") is True), rotated=_rotated(arch, meta, layers, count, windowed),
     )  # fmt: skip
 
 
