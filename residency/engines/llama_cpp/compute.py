@@ -272,9 +272,15 @@ class Graph:
 
     def product(self, block: Block, name: str, source: int, *, ready: tuple[int, ...] = ()) -> int:
         """A matrix product with its bias. ``ready``: the weight's copy, if it is there already."""
-        size = block.weights[name].out * self.t4
-        copied = ready or self.copy(block, name)
+        shape = block.weights[name].shape
+        size = (shape[1] if len(shape) > 1 else 1) * self.t4
         scaled, biased = name in block.scales, name in block.biases
+        if not self.foreign and self.foreign is not None and not ready:  # no copies: the usual case
+            result = self.tape.op(size, source)
+            if scaled:
+                result = self.tape.same(size, result)
+            return self.tape.same(size, result) if biased else result
+        copied = ready or self.copy(block, name)
         picks = bool(copied) and self.last and name == "attn_output" and self.chosen < 0  # in the last split before the rows are picked
         if picks and not scaled and not biased:
             self.chosen = self.tape.op(4 * self.shape.rows)
@@ -317,6 +323,9 @@ class Graph:
         """A norm over ``source``: one tensor, its weight and bias applied in place."""
         tape = self.tape
         biased = name in block.biases
+        if not biased and not self.layer_norm and not self.foreign and self.foreign is not None:  # no copies: the usual case
+            first = tape.same(size, source)
+            return tape.same(size, first) if name in block.weights else first
         first = tape.op(size, source) if biased or self.layer_norm else tape.same(size, source)
         if name in block.weights:
             copied = self.copy(block, name)
@@ -1502,6 +1511,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             tape.keep(placement.copies * blocks[own[0] - 1].weights["ssm_in"].out * graph.t4)
         if _scans(blocks, own[-1]) and _scans(blocks, own[-1] + 1):
             tape.keep(placement.copies * blocks[own[-1]].weights["ssm_out"].shape[0] * graph.t4)
+    mixed = any(hyper.recurrent)
     turning = {*attending[-1:], *last_reader.values()}  # blocks that end the life of an input
     position = 0
     seen: dict[tuple[object, ...], int] = {}
@@ -1523,14 +1533,15 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         else:
             graph.foreign = frozenset()
         graph.closing = closing(block, graph.foreign)
-        graph.rotates_next = position + 1 < len(run) and blocks[run[position + 1]].attends
-        nxt = blocks[run[position + 1]] if position + 1 < len(run) else None
-        early = nxt is not None and nxt.recurrent and (_scanning(nxt) or "shortconv.conv" in nxt.weights)
-        graph.strays = early and (placement.cache_on_host or run[position + 1] in host)
-        graph.states_next = hyper.state_r * shape.sequences * 4 if early and run[position + 1] not in host else 0
+        if mixed:
+            nxt = blocks[run[position + 1]] if position + 1 < len(run) else None
+            early = nxt is not None and nxt.recurrent and (_scanning(nxt) or "shortconv.conv" in nxt.weights)
+            graph.strays = early and (placement.cache_on_host or run[position + 1] in host)
+            graph.states_next = hyper.state_r * shape.sequences * 4 if early and run[position + 1] not in host else 0
+            graph.rotates_next = nxt is not None and nxt.attends
         graph.copies = bool(graph.closing)
         graph.ahead = ahead(position) if graph.closing else None
-        ends = {w for w, j in last_reader.items() if j == i}
+        ends = [w for w, j in last_reader.items() if j == i] if i in turning else ()
         x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last and hyper.architecture not in LATE_ROWS else -1)
         normed = -1
         for w in ends:
