@@ -194,7 +194,7 @@ def closing(block: Block, foreign: frozenset[str] | None) -> str:
 class Graph:
     """Builds one device's tape."""
 
-    def __init__(self, hyper: HyperParameters, shape: Shape, *, layer_norm: bool, factors: bool = False) -> None:
+    def __init__(self, hyper: HyperParameters, shape: Shape, *, layer_norm: bool, factors: int = 0) -> None:
         self.tape = Tape()
         self.hyper = hyper
         self.shape = shape
@@ -211,8 +211,8 @@ class Graph:
         self.wide = max(hyper.hyper_streams, 1)  # residual streams side by side
         self.leaves: list[int] = []  # per sparse block: a table of chosen cells, there from the start
         self.top = -1  # the cells the last indexer chose
-        self.factors = factors  # the rotation takes factors from the file
-        self.factors_here = False  # ... which were copied to this device
+        self.factors = factors  # bytes of the factors the rotation takes from the file
+        self.factors_here = -1  # ... copied to this device for the blocks in host memory
         self.closing = ""  # the block's last weight to be copied: its split also receives the inputs of what follows
         self.copies = False  # the current block copies weights
         self.ahead: Ahead | None = None  # ... which are these
@@ -225,6 +225,7 @@ class Graph:
         self.small = 0  # bytes of the indices
         self.place_bytes = shape.tokens * 4 * hyper.positions * any(hyper.rotated)  # ... of which positions
         self.positions = False  # the indices are still to be copied, in the split of the first rotation
+        self.departs = False  # the current block is the last in host memory
         self.ending = False  # ... and the result is picked on this device, now or later
         self.states_next = 0  # bytes of the next block's convolution states, where they are read before this block ends
         self.ahead_state = -1
@@ -284,7 +285,7 @@ class Graph:
         picks = bool(copied) and self.last and name == "attn_output" and self.chosen < 0  # in the last split before the rows are picked
         if picks and not scaled and not biased:
             self.chosen = self.tape.op(4 * self.shape.rows)
-        turns = self.positions and name in ("attn_q", "attn_qkv") and (
+        turns = self.positions and not self.factors and name in ("attn_q", "attn_qkv") and (
             "attn_q_norm" not in block.weights or self.hyper.architecture in NORM_AFTER_ROTATION
         )
         if turns and not scaled and not biased:
@@ -329,7 +330,7 @@ class Graph:
         first = tape.op(size, source) if biased or self.layer_norm else tape.same(size, source)
         if name in block.weights:
             copied = self.copy(block, name)
-            if self.positions and name == "attn_q_norm":
+            if self.positions and name == "attn_q_norm" and not self.factors:
                 self.place_positions()
             first = tape.same(size, first, *copied)
         if biased:
@@ -458,7 +459,7 @@ class Graph:
             k = v = -1
         late = self.hyper.architecture in NORM_AFTER_ROTATION
         normed = q
-        if late and rope and self.positions:
+        if late and rope and self.positions and not self.factors:
             self.place_positions()
         if "attn_q_norm" in w and not late:
             normed = self.norm(block, "attn_q_norm", q, q_out * t4)
@@ -493,6 +494,9 @@ class Graph:
                         k = tape.op(k_out * t4, k)
                     k = tape.op(k_out * t4, tape.view(k))
         self.closing, self.ahead = closing, ahead_of
+        if self.departs and self.factors_here >= 0:
+            tape.hold(self.factors_here)  # the device's own blocks have their own
+            self.factors_here = -1
         if k >= 0 and v < 0:
             v = k
         out = block.heads * block.head_v
@@ -544,9 +548,11 @@ class Graph:
         """
         if self.foreign is not None or not self.factors:
             return ()
-        if self.factors_here:
+        if self.factors_here >= 0:
             return self.copy(block, "attn_v")
-        self.factors_here = True
+        if self.positions:
+            self.place_positions()
+        self.factors_here = self.tape.op(self.factors)
         return ()
 
     def rotates(self, block: Block) -> int:
@@ -1304,7 +1310,8 @@ def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placem
     layer_norm = _is_layer_norm(checkpoint)
     output = checkpoint.by_name.get("output.weight") or checkpoint.by_name.get("token_embd.weight")
     output_bytes = output.nbytes if output is not None else 0
-    factors = hyper.architecture not in NO_FACTORS and any(name in checkpoint.by_name for name in FACTORS)
+    found = [checkpoint.by_name[name].nbytes for name in FACTORS if name in checkpoint.by_name]
+    factors = found[0] if found and hyper.architecture not in NO_FACTORS else 0
     learned = "position_embd.weight" in checkpoint.by_name
     return [
         _device(hyper, shape, placement, blocks, device, layer_norm, output_bytes, factors=factors, learned=learned)
@@ -1353,7 +1360,7 @@ def _carried(block: Block, moved: Mapping[str, int] | None) -> tuple[object, ...
     return tuple(sorted((name, to, block.weights[name].nbytes) for name, to in moved.items() if name in block.weights)) if moved else ()
 
 
-def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int, *, factors: bool = False, learned: bool = False) -> int:
+def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int, *, factors: int = 0, learned: bool = False) -> int:
     where = placement.where
     own = [i for i in range(len(blocks)) if where[i] == device]
     host = [i for i in range(len(blocks)) if where[i] < 0] if device == 0 and placement.offered else []
@@ -1520,6 +1527,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         block = blocks[i]
         moved = placement.moved.get(i)
         graph.final = bool(attending) and i == attending[-1]
+        graph.departs = bool(host) and i == host[-1]
         graph.ending = i == last and has_output and not placement.pipeline
         graph.last = graph.ending and not late
         graph.cache_foreign = placement.cache_on_host or i in host
@@ -1550,7 +1558,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         if position < len(run) - 1:
             # Blocks repeat: once the packing repeats too, whole rounds of it change nothing and are skipped.
             live = [x, *graph.masks.values(), *graph.leaves]
-            live += [h for h in (graph.indices, *graph.places.values(), graph.chosen, graph.spin, graph.ahead_state) if h >= 0]
+            live += [h for h in (graph.indices, *graph.places.values(), graph.chosen, graph.spin, graph.ahead_state, graph.factors_here) if h >= 0]
             shares = not any(n.startswith("indexer.") for n in blocks[run[position]].weights)
             if graph.top >= 0 and shares:
                 live.append(graph.top)
