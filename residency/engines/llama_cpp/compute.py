@@ -873,7 +873,7 @@ class Graph:
             x = self.product(block, "ssm_x", tape.view(conv))
             dt = tape.op(w["ssm_dt"].shape[0] * t4 if "ssm_dt" in w else inner * t4, tape.view(x))
             dt = self.product(block, "ssm_dt", dt) if "ssm_dt" in w else dt
-            sources = (tape.view(conv), dt, tape.view(x))
+            sources: tuple[int, ...] = (tape.view(conv), dt, tape.view(x))
         else:
             sources = (tape.view(conv), tape.op(w["ssm_a"].shape[-1] * t4 if "ssm_a" in w else 0, tape.view(both)))
         if self.cache_foreign:
@@ -1401,7 +1401,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     has_x = bool(run) or has_output
     if any(graph.rotates(blocks[i]) & 1 for i in run[:1]):
         turned = 64  # the largest power of two that divides a key
-        while hyper.head_k % (2 * turned) == 0:
+        while hyper.head_k and hyper.head_k % (2 * turned) == 0:
             turned *= 2
         small += turned * turned * 4
     if placement.pipeline:

@@ -314,8 +314,9 @@ def _rotated(arch: str, meta: Callable[[str], Any], layers: int, count: int, win
     if arch == "baichuan":  # told apart by depth: the larger one has a bias instead
         return (layers == 32,) * count
     if arch in ROTATION_BY_WINDOW:
-        dense = meta("leading_dense_block_count") if arch == "cohere2moe" else 0
-        return tuple(w or i < (dense or 0) for i, w in enumerate(windowed))
+        lead = meta("leading_dense_block_count") if arch == "cohere2moe" else 0
+        dense = int(lead) if isinstance(lead, (int, float)) else 0
+        return tuple(w or i < dense for i, w in enumerate(windowed))
     if arch == "exaone4":
         return windowed if any(windowed) else (True,) * count
     if arch in UNROTATED_LAYERS:

@@ -1,0 +1,84 @@
+"""Compute buffers of graphs no law was fitted to, against what the engine's own library reserves for them."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from residency.checkpoint import read
+from residency.engines.llama_cpp import compute, layout
+from residency.engines.llama_cpp.hparams import hyper_parameters
+
+from gguf_writer import write_gguf  # isort: skip
+from llama_cpp_truth import MIB, dense, dense_hparams, made, settings  # isort: skip
+
+DATA = json.loads(gzip.decompress((Path(__file__).parent / "data" / "llama_cpp_compute.json.gz").read_bytes()))
+
+
+@functools.cache
+def checkpoint(name):
+    """Write and read the header of one model."""
+    model = DATA["models"][name]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.gguf"
+        write_gguf(path, model["metadata"], [tuple(t) for t in model["tensors"]])
+        return read(str(path))
+
+
+@pytest.mark.parametrize("case", DATA["cases"], ids=lambda c: c["id"])
+def test_compute_buffers_follow_from_the_graph(case):
+    found = layout.lay_out(checkpoint(case["model"]), settings(case["settings"]))
+    have = {d.device: d.compute_likely for d in found.devices}
+    for device, want in case["compute"].items():
+        assert abs(have[device] - want) <= max(0.02 * want, 2 * MIB), device
+
+
+def test_the_last_copied_weight_of_a_block_is_the_last_one_the_graph_reads():
+    hyper = hyper_parameters(checkpoint("qwen2moe-moe"))
+    block = compute.blocks_of(checkpoint("qwen2moe-moe"), hyper)[-1]
+    assert compute.closing(block, frozenset()) == ""
+    assert compute.closing(block, frozenset({"ffn_up_exps", "ffn_gate_exps"})) == "ffn_up_exps"
+    assert compute.closing(block, frozenset({"ffn_up_exps", "ffn_down_exps"})) == "ffn_down_exps"
+    assert compute.closing(block, None) == "ffn_gate_inp_shexp"  # the whole block: the shared expert's gate comes last
+
+
+@pytest.mark.parametrize(
+    ("arch", "layers", "more", "rotated"),
+    [
+        ("llama", 4, {}, [True] * 4),
+        ("bloom", 2, {}, [False] * 2),
+        ("smollm3", 8, {}, [True, True, True, False] * 2),
+        ("smallthinker", 4, {"attention__sliding_window": 128}, [False, True, True, True]),
+        ("smallthinker", 4, {"attention__sliding_window": 0}, [True] * 4),
+        ("cohere2", 4, {"attention__sliding_window": 128}, [True, True, True, False]),
+        ("baichuan", 32, {}, [True] * 32),
+        ("baichuan", 40, {}, [False] * 40),
+        ("granite", 2, {"rope__scaling__finetuned": False}, [False] * 2),
+    ],
+)
+def test_which_layers_rotate(arch, layers, more, rotated):
+    assert list(hyper_parameters(made(arch, dense(layers), **dense_hparams(layers), **more)).rotated) == rotated
+
+
+def test_four_positions_per_token_where_the_rotation_has_sections():
+    def positions(arch, *sections):
+        more = {"rope__dimension_sections": list(sections)} if sections else {}
+        return hyper_parameters(made(arch, dense(), **dense_hparams(), **more)).positions
+
+    assert [positions("llama"), positions("qwen2vl"), positions("glm4"), positions("glm4", 8, 12, 12, 0), positions("llama", 8, 12, 12, 0)] == [
+        1, 4, 1, 4, 1,
+    ]  # fmt: skip
+
+
+def test_a_model_without_a_cache_needs_no_kernel_for_the_cache_type():
+    """The keys and values of a diffusion model stay in the graph in half precision, whatever the launch says."""
+    model = checkpoint("dream-dense")
+    stored = DATA["cases"][0]["settings"] | {"n_gpu_layers": 99}
+    plain = layout.lay_out(model, settings(stored)).devices[0].compute_likely
+    assert layout.lay_out(model, settings(stored, type_k="iq4_nl", type_v="iq4_nl", flash_attn="on")).devices[0].compute_likely == plain
+    assert layout.lay_out(model, settings(stored, kv_offload=False)).devices[0].compute_likely == plain
