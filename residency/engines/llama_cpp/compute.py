@@ -225,6 +225,7 @@ class Graph:
         self.small = 0  # bytes of the indices
         self.place_bytes = shape.tokens * 4 * hyper.positions * any(hyper.rotated)  # ... of which positions
         self.positions = False  # the indices are still to be copied, in the split of the first rotation
+        self.kept = False  # what comes back from the host has copies that are kept
         self.departs = False  # the current block is the last in host memory
         self.ending = False  # ... and the result is picked on this device, now or later
         self.states_next = 0  # bytes of the next block's convolution states, where they are read before this block ends
@@ -861,32 +862,36 @@ class Graph:
         tape, t4, w, hyper, s = self.tape, self.t4, block.weights, self.hyper, self.shape
         kernel, mixed = w["ssm_conv1d"].shape[0], w["ssm_conv1d"].shape[1]
         inner = w["ssm_out"].shape[0]
+        host = self.foreign is None
+        copied = self.copy(block, "ssm_in") if host else ()
         old = self.take_ahead(hyper.state_r * s.sequences * 4)
-        both = self.product(block, "ssm_in", n)
+        both = self.product(block, "ssm_in", n, ready=copied)
         joined = tape.op(mixed * (s.tokens + (kernel - 1) * s.sequences) * 4, old, tape.view(both))
         conv = tape.op(mixed * t4, *self.copy(block, "ssm_conv1d"), joined)
         if "ssm_conv1d" in block.biases:
             conv = tape.same(mixed * t4, conv, *self.small_copy("ssm_conv1d", mixed * 4))
         conv = tape.same(mixed * t4, conv)
-        size = inner * t4 + hyper.state_s * s.sequences * 4
+        state = hyper.state_s * s.sequences * 4
         if "ssm_x" in w:
-            x = self.product(block, "ssm_x", tape.view(conv))
+            x = self.product(block, "ssm_x", conv)
             dt = tape.op(w["ssm_dt"].shape[0] * t4 if "ssm_dt" in w else inner * t4, tape.view(x))
             dt = self.product(block, "ssm_dt", dt) if "ssm_dt" in w else dt
-            sources: tuple[int, ...] = (tape.view(conv), dt, tape.view(x))
+            normed = (tape.op(w[name].shape[0] * t4, tape.view(x)) for name in ("ssm_b_norm", "ssm_c_norm") if name in w)
+            sources: tuple[int, ...] = (tape.view(conv), dt, tape.view(x), *normed)
         else:
             sources = (tape.view(conv), tape.op(w["ssm_a"].shape[-1] * t4 if "ssm_a" in w else 0, tape.view(both)))
-        if self.cache_foreign:
-            tape.hold(*sources)  # runs where the state is, and its result comes back
-            y = -1
+        if self.cache_foreign or "ssm_a" in block.on_host:  # runs on the host, and its result comes back
+            tape.hold(*sources)
+            after = (tape.op(state),) if not self.cache_foreign and not self.kept else ()
+            y = tape.op(0 if self.kept else inner * t4)
+            tape.hold(*after)
         else:
-            y = tape.op(size, *sources)
+            y = tape.view(tape.op(inner * t4 + state, *sources))
         self.read_ahead()
-        if y < 0:
-            y = tape.op(inner * t4)
         z = tape.op(inner * t4, tape.view(both))
-        skip = tape.op(inner * t4, *self.copy(block, "ssm_d"), tape.view(conv))
-        cur = tape.op(inner * t4, z, tape.same(inner * t4, tape.view(y), skip))
+        copied = self.copy(block, "ssm_d")
+        skip = tape.same(inner * t4, conv, *copied) if "ssm_x" in w else tape.op(inner * t4, *copied, tape.view(conv))
+        cur = tape.op(inner * t4, z, tape.same(inner * t4, y, skip))
         if "ssm_norm" in w:
             cur = self.norm(block, "ssm_norm", tape.view(cur), inner * t4)
         return cur
@@ -1373,6 +1378,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     if not own and not host and not has_output and not foreign_experts:
         return 0
     graph = Graph(hyper, shape, layer_norm=layer_norm, factors=factors)
+    graph.kept = placement.pipeline
     graph.converts = graph.converts and not (placement.mask_on_first and device)
     tape = graph.tape
     size = hyper.embedding * graph.t4
