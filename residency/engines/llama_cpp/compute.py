@@ -225,6 +225,7 @@ class Graph:
         self.small = 0  # bytes of the indices
         self.place_bytes = shape.tokens * 4 * hyper.positions * any(hyper.rotated)  # ... of which positions
         self.positions = False  # the indices are still to be copied, in the split of the first rotation
+        self.picking = False  # the rows of the result are picked right behind the attention
         self.kept = False  # what comes back from the host has copies that are kept
         self.departs = False  # the current block is the last in host memory
         self.ending = False  # ... and the result is picked on this device, now or later
@@ -385,7 +386,7 @@ class Graph:
             return tape.op(out * self.t4)
         if self.hyper.memory != "none":
             if self.cache_foreign and (s.flash_here or not s.flash):
-                pick = (self.waiting >= 0 or (self.ending and self.foreign is not None)) and self.chosen < 0
+                pick = (self.waiting >= 0 or self.picking or (self.ending and self.foreign is not None)) and self.chosen < 0
                 cache.append(tape.op(row_bytes(s.type_k, key_row) * cells))
                 if not s.flash and self.hyper.memory not in SPARSE:
                     self.mask(block.windowed)  # in the order of use
@@ -482,6 +483,8 @@ class Graph:
                 if v < 0:
                     v = self.product(block, "attn_v", n, ready=ahead) if "attn_v" in w else -1
                 if rotated & 2 and v >= 0:
+                    if self.foreign is None and self.spin < 0:
+                        self.spin = tape.op(ROTATION_BYTES)
                     if fused:
                         v = tape.op(v_out * t4, v)
                     v = tape.op(v_out * t4, tape.view(v))
@@ -972,6 +975,7 @@ class Graph:
                 self.input = x
             if rows > 0 and not beside and RESIDUAL_FIRST.get(self.hyper.architecture, 0) & 2:
                 self.waiting = x
+            self.picking = beside and rows > 0
             o = self.attention(block, n, beside=beside, rows=rows, origin=x if second else -1)
             if "ffn_norm_exps" in w:  # experts on a norm of the block's input, the dense part behind them
                 o, fed = self.product(block, "attn_output", o), self.fed
@@ -1193,6 +1197,8 @@ class Graph:
 LOOPED: Mapping[str, int] = {"hrm_text": 10}
 #: Unmixed streams cross between devices one by one: states per stream, fitted to six launches.
 APART_CROSSINGS = 20
+#: The embeddings are normed before the first block.
+EMBEDDED_NORM = frozenset({"bloom"})
 #: Architectures that load factors of the rotation and do not use them.
 NO_FACTORS = frozenset({"pangu-embedded", "llada"})
 #: Tensors that scale the rotation.
@@ -1319,7 +1325,7 @@ def buffers(checkpoint: Checkpoint, hyper: HyperParameters, shape: Shape, placem
     factors = found[0] if found and hyper.architecture not in NO_FACTORS else 0
     learned = "position_embd.weight" in checkpoint.by_name
     return [
-        _device(hyper, shape, placement, blocks, device, layer_norm, output_bytes, factors=factors, learned=learned)
+        _device(hyper, shape, placement, blocks, device, layer_norm, output_bytes, factors=factors, learned=learned, embedded_norm=hyper.architecture in EMBEDDED_NORM)
         for device in range(placement.devices)
     ]
 
@@ -1365,7 +1371,7 @@ def _carried(block: Block, moved: Mapping[str, int] | None) -> tuple[object, ...
     return tuple(sorted((name, to, block.weights[name].nbytes) for name, to in moved.items() if name in block.weights)) if moved else ()
 
 
-def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int, *, factors: int = 0, learned: bool = False) -> int:
+def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: Sequence[Block], device: int, layer_norm: bool, output_bytes: int, *, factors: int = 0, learned: bool = False, embedded_norm: bool = False) -> int:
     where = placement.where
     own = [i for i in range(len(blocks)) if where[i] == device]
     host = [i for i in range(len(blocks)) if where[i] < 0] if device == 0 and placement.offered else []
@@ -1410,6 +1416,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         while hyper.head_k and hyper.head_k % (2 * turned) == 0:
             turned *= 2
         small += turned * turned * 4
+        graph.place_bytes += turned * turned * 4
     if placement.pipeline:
         small += shape.tokens * 16 * max(len(windows) - 1, 0)
         for _ in range(placement.copies - 1):
@@ -1471,6 +1478,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     last = len(blocks) - 1
     late = hyper.architecture in LATE_ROWS
     attending = [i for i in run if blocks[i].attends]
+    if embedded_norm and not first and run:
+        x = tape.op(size, x) if layer_norm else tape.same(size, x)
     if graph.wide > 1 and run:
         x = tape.op(size * graph.wide, x)
     if placement.pipeline and hyper.architecture == "hy_v4" and first:
