@@ -254,6 +254,13 @@ def boundary_section(*measured: Launches) -> list[str]:
     return [*lines, *table(("Launch", "Free, MiB", "Served", "Died", "Allowed up to", ""), rows), ""]
 
 
+def encoder(folder: Path, case: dict[str, Any]) -> vision.Tower | None:
+    """Return the encoders of a case's projector file as the case runs them."""
+    flash = ("off", "on", "auto")[case["flash_attn"]]
+    where = "card" if case["gpu"] else "host"
+    return vision.measure(read(str(folder / f"{case['mmproj']}.gguf")), flash=flash, where=where, most_tokens=case["image_max_tokens"] or None)
+
+
 def vision_section(folder: Path) -> list[str]:
     data = json.loads((ROOT / "tests" / "data" / "llama_cpp_vision.json").read_text())
     lines = ["## Image encoders", "", f"{data['what'][:1].upper()}{data['what'][1:]}. {data['engine']}.", ""]
@@ -261,7 +268,7 @@ def vision_section(folder: Path) -> list[str]:
     for name, model in data["mmproj"].items():
         write_gguf(folder / f"{name}.gguf", model["metadata"], [tuple(t) for t in model["tensors"]])
     for case in data["cases"]:
-        tower = vision.measure(read(str(folder / f"{case['mmproj']}.gguf")), flash=case["flash_attn"] != 0)
+        tower = encoder(folder, case)
         assert tower is not None
         device = "CUDA0" if case["gpu"] else "CPU"
         want, have = case["bytes"][device], tower.weights_bytes + tower.warm_up_bytes

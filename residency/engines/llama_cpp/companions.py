@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from residency.budget import Allocation, Phase, Purpose, Remark
+from residency.budget import Allocation, Phase, Purpose, Remark, Unknown
 from residency.checkpoint.model import Role
 
 from .context import row_bytes
@@ -17,16 +17,17 @@ from .hparams import hyper_parameters
 from .layout import CUDA_KINDS, granted, lay_out
 from .resolve import cache_type, program_of, speculation
 from .settings import DeviceSpec, Override, Settings, expert_overrides
-from .vision import flash_supported, measure
+from .vision import measure
 
 if TYPE_CHECKING:
-    from residency.budget import Backing, Unknown
+    from residency.budget import Backing
     from residency.checkpoint.model import Checkpoint
     from residency.engines.base import Models
     from residency.launch.model import Launch
     from residency.machine.model import Device, Machine
 
     from .layout import Layout
+    from .vision import Where
 
 MIB = 2**20
 #: Defaults of the server: prompt cache in MiB, context checkpoints per slot.
@@ -52,9 +53,10 @@ def companions(
     if models.adapters:
         rows += _adapters(models, machine, devices, layout)
     if models.mmproj is not None:
-        more, said = vision(launch, models.mmproj, machine, settings, devices)
+        more, said, untold = vision(launch, models.mmproj, machine, settings, devices)
         rows += more
         remarks += said
+        unknowns += untold
     if program_of(launch) in ("llama-server", "llama-cli"):
         more, said = _host_caches(launch, models, machine, settings, layout)
         rows += more
@@ -175,37 +177,48 @@ def _adapters(models: Models, machine: Machine, devices: tuple[Device, ...], lay
     return rows
 
 
-def vision(launch: Launch, tower: Checkpoint, machine: Machine, settings: Settings, devices: tuple[Device, ...]) -> Rows:
-    """Return the projector's allocations: all on one device, outside any layer split."""
+def vision(
+    launch: Launch, tower: Checkpoint, machine: Machine, settings: Settings, devices: tuple[Device, ...]
+) -> tuple[list[Allocation], list[Remark], tuple[Unknown, ...]]:
+    """Return the projector's allocations: all on one device, outside any layer split; and what cannot be told."""
     wanted = launch.get("vision.device")
     device = None
     if wanted not in ("cpu", "none"):
         device = machine.device(wanted) if wanted else (devices[0] if devices else None)
     pool = device.pool if device is not None else machine.host_pool.name
     backing: Backing = "device" if device is not None else "anonymous"
-    flash = settings.flash_attn != "off" and (device is None or device.kind not in CUDA_KINDS or flash_supported(tower))
-    found = measure(tower, flash=flash, most_tokens=launch.get("vision.max_tokens"))
+    where: Where = "host" if device is None else "card" if device.kind in CUDA_KINDS else "device"
+    found = measure(tower, flash=settings.flash_attn, where=where, most_tokens=launch.get("vision.max_tokens"))
     more: dict[str, Any] = {"device": device.name if device is not None else None, "backing": backing}
     if found is None:
         if not any(t.role in (Role.VISION, Role.AUDIO) for t in tower.tensors):
-            return [], []
-        text = "the projector's encoder has a layout this version does not know, so only its weights are counted"
+            return [], [], ()
+        text = "the projector file names no encoder that the engine sets up, so only its weights are counted"
         remark = Remark(kind="risk", code="vision-unknown-encoder", knob="model.mmproj", message=text)
-        return [Allocation.exact(pool, Purpose.VISION, "projector weights", Phase.CONTEXT, tower.tensor_bytes, knob="model.mmproj", **more)], [remark]
-    warm_up = 0 if launch.options.get("warmup") is False else found.warm_up_bytes  # without warm-up the first image allocates it
+        return [Allocation.exact(pool, Purpose.VISION, "projector weights", Phase.CONTEXT, tower.tensor_bytes, knob="model.mmproj", **more)], [remark], ()
     rows = [
         Allocation.exact(pool, Purpose.VISION, f"{found.projector} tower weights", Phase.CONTEXT, found.weights_bytes, knob="vision.device",
                          largest_name=found.largest_name, largest_bytes=found.largest_weight_bytes, **more),
-        Allocation(pool=pool, purpose=Purpose.VISION, name=f"{found.projector} image buffer ({found.warm_up_tokens} tokens, up to {found.most_tokens})",
-                   phase=Phase.WARM_UP if warm_up else Phase.RUN_TIME, certain_bytes=warm_up, likely_bytes=found.warm_up_bytes,
-                   at_most_bytes=found.largest_bytes, knob="vision.max_tokens", **more),
     ]  # fmt: skip
+    unknowns = tuple(
+        Unknown(what=f"buffers of the {name} encoder", why="its graph is none this version knows, or the file's shapes do not fit it", pool=pool)
+        for name in found.unknown
+    )
+    if not found.warm_up_bytes:
+        return rows, [], unknowns
+    warm_up = 0 if launch.options.get("warmup") is False else found.warm_up_bytes  # without warm-up the first image allocates it
+    what = f"image buffer ({found.warm_up_tokens} tokens, up to {found.most_tokens})" if found.most_tokens else "sound buffer"
+    rows.append(
+        Allocation(pool=pool, purpose=Purpose.VISION, name=f"{found.projector} {what}",
+                   phase=Phase.WARM_UP if warm_up else Phase.RUN_TIME, certain_bytes=warm_up, likely_bytes=found.warm_up_bytes,
+                   at_most_bytes=found.largest_bytes, knob="vision.max_tokens", **more)
+    )  # fmt: skip
     if device is not None:
         rows.append(
             Allocation.exact(machine.host_pool.name, Purpose.VISION, "image inputs on the host", Phase.WARM_UP, found.input_bytes,
                              backing="anonymous", knob="vision.max_tokens")
         )  # fmt: skip
-    return rows, []
+    return rows, [], unknowns
 
 
 def _host_caches(launch: Launch, models: Models, machine: Machine, settings: Settings, layout: Layout) -> Rows:

@@ -1,248 +1,265 @@
-"""Vision towers: weights and image buffers of an ``mmproj`` file, on the one device that carries it.
+"""Image and sound encoders: weights and buffers of an ``mmproj`` file, on the one device that carries it.
 
-The engine reserves the encoder's graph for a square warm-up image at load and grows it at run time
-for a larger one. The graph is packed here with sizes alone, as :mod:`.compute` does for the model.
-Laws restated from llama.cpp 0.5.0 (0c1e570), ``tools/mtmd/clip.cpp``: graph_reserve, build_vit, the
-projectors' token limits and warm-up sizes. Compared with the bytes the engine reports for two towers
-(with and without flash attention, card and CPU): within 1.7 % of the total.
+The engine reserves each encoder's graph for a warm-up image (or 3000 frames of sound) at load and grows the buffers at
+run time for a larger one. The graphs are those of :mod:`.encoders`, packed by :mod:`.encoder_graph`. Laws restated from
+llama.cpp 0.5.0 (0c1e570), ``tools/mtmd/clip.cpp``: load_hparams (limits of image tokens, warm-up sizes), load_tensors
+(which weights an encoder takes), warmup (flash attention on trial) and ``tools/mtmd/mtmd-image.cpp`` (largest images).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isqrt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from residency.checkpoint.model import Role
-
-from .arena import Tape
-from .compute import FLASH_HEADS
+from .encoder_graph import card_runs
+from .encoders import AUDIO, VISION, Encoder, UnsuitableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from residency.checkpoint.model import Checkpoint, Tensor
 
-    from residency.checkpoint.model import Checkpoint
+Flash = Literal["auto", "on", "off"]
+#: Where an encoder runs: a card of the CUDA back end, another device, or the processor.
+Where = Literal["card", "device", "host"]
 
 
-class Projector(NamedTuple):
-    """What the engine hard-codes for a projector type; tokens are image tokens after merging."""
+class Limits(NamedTuple):
+    """What the engine hard-codes for a projector; tokens are image tokens after merging."""
 
-    warm_up_tokens: int | None = None  # None: the file's image size
-    most_tokens: int | None = None  # largest image; None: no image is larger than the warm-up
-    warm_up_pixels: int | None = None
     merge: int = 1  # patches per token and side, where the file does not say
+    merge_key: str = "projector.scale_factor"  # where the file says it; "" where nobody asks
+    warm_up: int | None = None  # tokens of the warm-up image; None: the file's image size
+    most: int | None = None  # tokens of the largest image, which --image-max-tokens changes
+    pixels: bool = False  # the file says how many pixels the largest image has
+    at_limit: bool = False  # the warm-up image is the largest one
+    asked: bool = True  # --image-max-tokens counts
 
 
-#: By ``clip.projector_type``. Types that are not here take the file's image size.
-PROJECTORS: Mapping[str, Projector] = {
-    "qwen2vl_merger": Projector(46 * 46, 4096, merge=2), "qwen2.5vl_merger": Projector(46 * 46, 4096, merge=2),
-    "qwen3vl_merger": Projector(46 * 46, 4096, merge=2), "qwen2.5o": Projector(46 * 46, 4096, merge=2),
-    "ling3vl": Projector(46 * 46, 4096, merge=2), "glm4v": Projector(46 * 46, 4096, merge=2),
-    "dots_ocr": Projector(46 * 46, 4096, merge=2), "dots3note": Projector(46 * 46, 4096, merge=2),
-    "mimovl": Projector(46 * 46, 4096, merge=2), "glm5v": Projector(46 * 46, 4096, merge=2),
-    "exaone4.5": Projector(46 * 46, 4096, merge=2), "gemma4v": Projector(256, 1120, merge=3),
-    "pixtral": Projector(256, 1024, merge=1), "kimivl": Projector(256, 1024, merge=2),
-    "lightonocr": Projector(256, 1024, merge=2), "lfm2": Projector(256, 256, merge=2),
-    "kimik25": Projector(4096, 4096, merge=2), "phi4": Projector(16 * 16, 1024), "youtuvl": Projector(16 * 16, 62500, merge=2),
-    "minimax-m3": Projector(16 * 16, 576, merge=2), "hunyuanvl": Projector(32 * 32, 16384, merge=2),
-    "muse-glimmer": Projector(32 * 32, 4096, merge=2), "paddleocr": Projector(28 * 28, 1024, merge=2),
-    "deepseek-ocr": Projector(warm_up_pixels=1024), "deepseek4v": Projector(256, 256),
+_SPATIAL = "spatial_merge_size"
+_FIXED = Limits(merge_key="")
+#: By projector. The others take the file's image size, one patch a token.
+LIMITS = {
+    "minicpmv4_6": Limits(4), "internvl": Limits(), "nemotron_v2_vl": Limits(), "idefics3": Limits(), "gemma3": Limits(4),
+    "gemma3nv": Limits(), "llama4": Limits(), "step3vl": Limits(4), "lfm2": Limits(most=256, at_limit=True),
+    "phi4": Limits(merge_key="", warm_up=256, pixels=True, asked=False), "pixtral": Limits(1, _SPATIAL, 256, 1024),
+    "lightonocr": Limits(1, _SPATIAL, 256), "dots_ocr": Limits(warm_up=2116, pixels=True, asked=False),
+    "dots3note_v": Limits(1, _SPATIAL, 2116, pixels=True, asked=False), "kimivl": Limits(1, warm_up=256, most=1024),
+    "kimik25": Limits(most=4096, pixels=True, at_limit=True), "deepseek4v": Limits(1, warm_up=256, most=384),
+    "gemma4v": Limits(3, warm_up=256, most=1120), "gemma4uv": Limits(3, warm_up=256, most=1120),
+    "qwen2vl_merger": Limits(2, _SPATIAL, 2116, 4096), "qwen2.5vl_merger": Limits(2, _SPATIAL, 2116, 4096),
+    "qwen3vl_merger": Limits(2, _SPATIAL, 2116, 4096), "ling3vl": Limits(2, _SPATIAL, 2116, 4096),
+    "minimax_m3": Limits(2, _SPATIAL, 256, 576), "muse-glimmer": Limits(2, _SPATIAL, 1024, 4096),
+    "mimovl": Limits(2, _SPATIAL, 2116, pixels=True, asked=False), "youtuvl": Limits(2, _SPATIAL, 256, 62500),
+    "glm4v": Limits(2, _SPATIAL, 2116, 4096), "glm5v": Limits(2, _SPATIAL, 2116, pixels=True),
+    "paddleocr": Limits(2, "", 784, pixels=True, asked=False), "hunyuanvl": Limits(2, _SPATIAL, 1024, 16384, pixels=True),
+    "exaone4_5": Limits(2, _SPATIAL, 2116, pixels=True, asked=False),
 }  # fmt: skip
-
-#: Images a tower takes when neither the file nor the table says (``clip.cpp``).
-DEFAULT_PIXELS, DEFAULT_PATCH = 224, 14
+#: Frames of the sound that is encoded at load.
+WARM_UP_FRAMES = 3000
+#: Image tokens that are encoded at once where the encoder takes several images (``--mtmd-batch-max-tokens``).
+BATCH_TOKENS = 1024
+BATCHED = frozenset({"gemma4v", "internvl", "deepseekocr", "deepseekocr2"})
+#: A tile of LFM2-VL, in pixels.
+LFM2_TILE = 512
+#: What the sound encoder loads of the image encoder's tensors when both are in one file.
+SHARED = ("v.class_embd", "v.patch_embd.bias", "v.patch_embd.weight", "v.patch_embd.weight.1", "v.norm_embd.weight", "v.norm_embd.bias")
+#: Numbers the engine reads itself; they take no place on the device.
+SCALARS = (".input_max", ".input_min", ".output_max", ".output_min", "a.mel_filters", "a.window")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tower:
-    """Bytes of one encoder on its device, and of its inputs in host memory."""
+    """Bytes of a file's encoders on their device, and of their inputs in host memory."""
 
     weights_bytes: int
-    warm_up_bytes: int  # compute buffer reserved at load
-    largest_bytes: int  # compute buffer after the largest image
-    input_bytes: int  # image, positions and masks kept in host memory, warm-up image
+    warm_up_bytes: int  # compute buffers reserved at load
+    largest_bytes: int  # compute buffers after the largest image
+    input_bytes: int  # host memory beside a device: inputs of the warm-up image, and what the device cannot run
     projector: str
     warm_up_tokens: int
     most_tokens: int
     largest_name: str
     largest_weight_bytes: int
+    unknown: tuple[str, ...] = ()  # encoders whose buffers cannot be told
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Encoder:
-    """The shape of the vision transformer, from metadata and tensor names."""
+class _Size(NamedTuple):
+    """An image to build a graph for."""
 
-    embedding: int
-    feed_forward: int
-    heads: int
-    layers: int
-    patch: int
-    gated: bool
-    norm_bias: bool
-    fused_qkv: bool
-    rotary: bool
-    convolutions: int
-    window_every: int  # every n-th layer sees the whole image, the others a window; 0 = no windows
-    merges: bool
-    projections: tuple[int, ...]  # widths of the projector's layers, one per token
+    width: int
+    height: int
+    batch: int = 1
 
 
-def _number(model: Checkpoint, key: str, default: int) -> int:
-    value = model.metadata.get(f"clip.vision.{key}")
-    return int(value) if isinstance(value, (int, float)) and 0 < value < 2**20 else default
+def projector(model: Checkpoint, side: str) -> str:
+    """Return the projector of the file's image or sound encoder, "" where it names none."""
+    value = model.metadata.get("clip.projector_type") or model.metadata.get(f"clip.{side}.projector_type", "")
+    if value == "qwen2.5o":
+        return "qwen2.5vl_merger" if side == "vision" else "qwen2a"
+    return value if isinstance(value, str) else ""
 
 
-def _encoder(model: Checkpoint) -> _Encoder | None:
-    names = model.by_name
-    first = names.get("v.blk.0.ln1.weight")
-    patch_weight = names.get("v.patch_embd.weight")
-    embedding = _number(model, "embedding_length", first.shape[0] if first else 0)
-    layers = sum(1 for i in range(512) if f"v.blk.{i}.ln1.weight" in names or f"v.blk.{i}.attn_out.weight" in names)
-    up = names.get("v.blk.0.ffn_up.weight") or names.get("v.blk.0.ffn_down.weight")
-    if not embedding or not layers:
-        return None
-    kind = str(model.metadata.get("clip.projector_type", model.metadata.get("clip.vision.projector_type", "")))
-    widths = tuple(t.shape[1] for t in model.tensors if t.name.startswith("mm.") and t.name.endswith(".weight") and len(t.shape) == 2)
-    return _Encoder(
-        embedding=embedding,
-        feed_forward=_number(model, "feed_forward_length", max(up.shape) if up else 4 * embedding),
-        heads=_number(model, "attention.head_count", max(1, embedding // 64)),
-        layers=layers,
-        patch=_number(model, "patch_size", patch_weight.shape[0] if patch_weight else DEFAULT_PATCH),
-        gated="v.blk.0.ffn_gate.weight" in names,
-        norm_bias="v.blk.0.ln1.bias" in names,
-        fused_qkv="v.blk.0.attn_qkv.weight" in names,
-        rotary="v.position_embd.weight" not in names,
-        convolutions=1 + ("v.patch_embd.weight.1" in names),
-        window_every=_number(model, "n_wa_pattern", 0),
-        merges=kind.startswith("qwen"),
-        projections=widths,
-    )
+def sides(model: Checkpoint) -> tuple[str, ...]:
+    """Return which encoders the engine sets up: "vision", "audio" or both."""
+    flags = [side for side in ("vision", "audio") if model.metadata.get(f"clip.has_{side}_encoder") is True]
+    if projector(model, "vision") == "gemma3nv" and "vision" in flags:
+        return ("vision",)
+    return tuple(flags)
 
 
-def flash_supported(model: Checkpoint) -> bool:
-    """Whether the card has a flash attention kernel for the tower's heads; "auto" turns it off otherwise."""
-    shape = _encoder(model)
-    return shape is not None and shape.embedding // shape.heads in FLASH_HEADS
-
-
-def measure(model: Checkpoint, *, flash: bool, most_tokens: int | None = None) -> Tower | None:
-    """Return the bytes of the vision tower of an ``mmproj`` file, or None when it has none that is understood.
+def measure(model: Checkpoint, *, flash: Flash | bool = "auto", where: Where = "card", most_tokens: int | None = None) -> Tower | None:
+    """Return the bytes of the encoders of an ``mmproj`` file, or None when it has none.
 
     Args:
         model: the projector file.
-        flash: flash attention in the encoder.
-        most_tokens: ``--image-max-tokens``; it changes the largest image, not what is reserved at load.
+        flash: flash attention in the encoder; "auto" tries it and gives it up where a card has no kernel for it.
+        where: what the encoder runs on.
+        most_tokens: ``--image-max-tokens``; it changes the largest image, and for a few projectors the warm-up image.
     """
-    shape = _encoder(model)
-    if shape is None:
+    mode: Flash = ("on" if flash else "off") if isinstance(flash, bool) else flash
+    towers = [_measure(model, side, mode, where, most_tokens) for side in sides(model)]
+    if not towers:
         return None
-    kind = str(model.metadata.get("clip.projector_type", model.metadata.get("clip.vision.projector_type", "")))
-    known = PROJECTORS.get(kind, Projector())
-    merge = _number(model, "spatial_merge_size", _number(model, "projector.scale_factor", known.merge))
-    pixels = known.warm_up_pixels or _number(model, "image_size", DEFAULT_PIXELS)
-    side = isqrt(known.warm_up_tokens) * merge if known.warm_up_tokens else max(1, pixels // shape.patch)
-    warm_up_tokens = (side // merge) ** 2
-    most = known.most_tokens or warm_up_tokens
-    if most_tokens is not None and known.most_tokens is not None:
-        most = most_tokens
-    largest_side = max(side, isqrt(max(most - 1, 0)) * merge + merge) if most > warm_up_tokens else side
-    vision = [t for t in model.tensors if t.role is not Role.AUDIO]
-    biggest = max(vision, key=lambda t: t.nbytes)
-    warm_up = _peak(shape, side, flash=flash)
+    biggest = max(towers, key=lambda t: t.largest_weight_bytes)
+    first = towers[0]
     return Tower(
-        weights_bytes=sum(t.nbytes for t in vision),
-        warm_up_bytes=warm_up,
-        largest_bytes=warm_up if largest_side == side else max(warm_up, _peak(shape, largest_side, flash=flash)),
-        input_bytes=_inputs(shape, side),
-        projector=kind or "unknown",
-        warm_up_tokens=warm_up_tokens,
-        most_tokens=max(most, warm_up_tokens),
-        largest_name=biggest.name,
-        largest_weight_bytes=biggest.nbytes,
+        weights_bytes=sum(t.weights_bytes for t in towers),
+        warm_up_bytes=sum(t.warm_up_bytes for t in towers),
+        largest_bytes=sum(t.largest_bytes for t in towers),
+        input_bytes=sum(t.input_bytes for t in towers),
+        projector=" and ".join(dict.fromkeys(t.projector for t in towers)),
+        warm_up_tokens=first.warm_up_tokens,
+        most_tokens=first.most_tokens,
+        largest_name=biggest.largest_name,
+        largest_weight_bytes=biggest.largest_weight_bytes,
+        unknown=tuple(name for t in towers for name in t.unknown),
     )
 
 
-def _inputs(shape: _Encoder, side: int) -> int:
-    """Bytes of the graph's inputs: three float planes, four position numbers per patch, window order and mask."""
-    patches = side * side
-    size = (side * shape.patch) ** 2 * 3 * 4
-    if shape.rotary:
-        size += patches * 4 * 4
-    if shape.window_every:
-        size += patches * patches * 4 + 2 * (patches // 4) * 4
-    return size
+def weights(model: Checkpoint, side: str) -> list[Tensor]:
+    """Return the tensors that one encoder of the file loads."""
+
+    def loaded(tensor: Tensor) -> bool:
+        name = tensor.name
+        if name.endswith(SCALARS):
+            return False
+        sound = name.startswith(("a.", "mm.a."))
+        return sound or name in SHARED if side == "audio" else not sound
+
+    return [t for t in model.tensors if loaded(t)]
 
 
-def _peak(shape: _Encoder, side: int, *, flash: bool) -> int:
-    """Pack the encoder's graph for a square image of ``side`` patches and return the buffer's bytes."""
-    tape = Tape()
-    patches = side * side
-    row = shape.embedding * patches * 4
-    raw = tape.op((side * shape.patch) ** 2 * 3 * 4)
-    position = tape.op(patches * 16) if shape.rotary else -1
-
-    def convolve() -> int:
-        unfolded = tape.op(patches * 3 * shape.patch * shape.patch * 2, raw)  # float16, as the kernel's weights
-        return tape.op(row, unfolded)
-
-    x = convolve()
-    for _ in range(1, shape.convolutions):
-        x = tape.same(row, x, convolve())
-    x = tape.op(row, tape.view(x))
-    if shape.merges:
-        x = tape.op(row, tape.view(x))
-    mask = order = -1
-    if shape.window_every:
-        order = tape.op(patches)
-        x = tape.op(row, tape.view(x), order)
-        mask = tape.op(patches * patches * 4)
-    for layer in range(min(shape.layers, 4)):  # layers repeat: the packing is the same from the second on
-        x = _block(tape, shape, x, patches, row, position, mask if layer % 2 == 0 or not shape.window_every else -1, flash=flash)
-    if mask >= 0:
-        tape.hold(mask, position)
-    x = tape.op(row, x)
-    for width in shape.projections:
-        x = tape.op(width * patches * 4 // (4 if shape.merges else 1), x)
-    return tape.peak()
+def _measure(model: Checkpoint, side: str, flash: Flash, where: Where, most_tokens: int | None) -> Tower:
+    kind = projector(model, side)
+    own = weights(model, side)
+    biggest = max(own, key=lambda t: t.nbytes, default=None)
+    patch, merge, warm, largest, tokens = _sizes(model, side, kind, most_tokens)
+    unknown: tuple[str, ...] = ()
+    warm_card = warm_host = most_card = most_host = 0
+    try:
+        warm_card, warm_host = _buffers(model, side, kind, flash, where, warm, patch, merge)
+        most_card, most_host = warm_card, warm_host
+        for size in largest:
+            card, host = _buffers(model, side, kind, flash, where, size, patch, merge)
+            most_card, most_host = max(most_card, card), max(most_host, host)
+    except (UnsuitableError, ArithmeticError, IndexError):
+        unknown = (kind or side,)
+    on_host = where == "host"
+    return Tower(
+        weights_bytes=sum(t.nbytes for t in own),
+        warm_up_bytes=warm_host if on_host else warm_card,
+        largest_bytes=most_host if on_host else most_card,
+        input_bytes=0 if on_host else warm_host,
+        projector=kind or "unknown",
+        warm_up_tokens=tokens[0],
+        most_tokens=max(tokens),
+        largest_name=biggest.name if biggest else "",
+        largest_weight_bytes=biggest.nbytes if biggest else 0,
+        unknown=unknown,
+    )
 
 
-def _block(tape: Tape, shape: _Encoder, x: int, patches: int, row: int, position: int, mask: int, *, flash: bool) -> int:
-    """One transformer block: attention, then feed-forward, each with its residual."""
+def _number(model: Checkpoint, key: str) -> int:
+    value = model.metadata.get(f"clip.vision.{key}")
+    return int(value) if isinstance(value, (int, float)) and 0 < value < 2**31 else 0
 
-    def norm(source: int) -> int:
-        result = tape.same(row, tape.op(row, source))
-        return tape.same(row, result) if shape.norm_bias else result
 
-    def product(size: int, source: int) -> int:
-        return tape.same(size, tape.op(size, source))
-
-    rest = x
-    cur = norm(x)
-    if shape.fused_qkv:
-        joined = product(3 * row, cur)
-        q, k, v = (tape.op(row, tape.view(joined)) for _ in range(3))
+def _sizes(model: Checkpoint, side: str, kind: str, asked: int | None) -> tuple[int, int, _Size, list[_Size], tuple[int, int]]:
+    """Return patch, merge, the warm-up image, larger images, and image tokens of both."""
+    if side == "audio":
+        bins = model.metadata.get("clip.audio.num_mel_bins")
+        bins = 640 if kind == "gemma4ua" else int(bins) if isinstance(bins, (int, float)) and 0 < bins <= 256 else 0
+        return 1, 1, _Size(WARM_UP_FRAMES, bins), [], (0, 0)
+    limits = LIMITS.get(kind, _FIXED)
+    patch, pixels = _number(model, "patch_size"), _number(model, "image_size")
+    merge = (_number(model, limits.merge_key) if limits.merge_key else 0) or limits.merge
+    if kind in ("deepseekocr", "deepseekocr2"):
+        patch, pixels, merge = 16, 1024, 4
+    if kind == "gemma4uv":
+        patch, merge = patch * merge, 1
+    patch = max(1, patch)
+    cell = patch * merge
+    custom = asked if asked and asked > 0 and limits.asked else None
+    most = custom or limits.most
+    area = most * cell * cell if most else 0
+    if limits.pixels and (not custom or kind in ("kimik25", "hunyuanvl")):
+        area = _number(model, "image_max_pixels") or area
+    if kind == "deepseek4v" and custom:
+        area = max(custom, 16) * cell * cell
+    if limits.warm_up:
+        warm_side = isqrt(min(limits.warm_up, area // (cell * cell)) if kind == "deepseek4v" else limits.warm_up) * cell
     else:
-        q, k, v = (product(row, cur) for _ in range(3))
-    if shape.rotary and position >= 0:
-        q, k = tape.op(row, tape.view(q), position), tape.op(row, tape.view(k), position)
-    if flash:
-        halves = [tape.op(row // 2, tape.view(k)), tape.op(row // 2, tape.view(v))]
-        if mask >= 0:
-            halves.append(tape.op(patches * patches * 2, mask))
-        out = tape.op(row, tape.view(q), *halves)
-    else:
-        turned = tape.op(row, tape.view(v))
-        scores = patches * patches * shape.heads * 4
-        kq = tape.op(scores, tape.view(k), tape.view(q))
-        kq = tape.same(scores, kq, *([mask] if mask >= 0 else []))
-        tape.hold(v)  # measured: the values stay beside their transposed copy
-        out = tape.op(row, turned, kq)
-        out = tape.op(row, tape.view(out))
-    x = tape.same(row, product(row, out), rest)
-    rest = x
-    cur = norm(x)
-    wide = shape.feed_forward * patches * 4
-    up = product(wide, cur)
-    up = tape.op(wide, product(wide, cur), up) if shape.gated else tape.same(wide, up)
-    return tape.same(row, product(row, up), rest)
+        warm_side = isqrt(area) if limits.at_limit and area else pixels
+    warm = _Size(warm_side, warm_side)
+    largest = [_box(area // (cell * cell), cell)] if area and not limits.at_limit else []
+    tokens = max(1, warm_side // cell) ** 2
+    if kind == "lightonocr":
+        edge = _number(model, "preproc_image_size") or pixels
+        largest = [_Size(edge // cell * cell, edge // cell * cell)]
+    elif kind == "lfm2":
+        largest = [_Size(LFM2_TILE, LFM2_TILE)]
+    elif kind == "deepseekocr":
+        tiles = _number(model, "preproc_max_tiles") or 9
+        largest = [_Size(640, 640 * tiles)]
+    elif kind == "granite4_vision":
+        largest = [_Size(pixels, pixels * (1 + _most_tiles(model, pixels)))]
+    if kind in BATCHED and kind != "deepseekocr" and tokens <= BATCH_TOKENS // 2:
+        largest.append(_Size(warm_side, warm_side, BATCH_TOKENS // tokens))
+    most_tokens = max([tokens, *((s.width // cell) * (s.height // cell) * s.batch for s in largest)])
+    return patch, merge, warm, largest, (tokens, most_tokens)
+
+
+def _box(tokens: int, cell: int) -> _Size:
+    """The squarest image of about so many tokens."""
+    across = max(1, isqrt(tokens))
+    return _Size(across * cell, max(1, tokens // across) * cell)
+
+
+def _most_tiles(model: Checkpoint, pixels: int) -> int:
+    points = model.metadata.get("clip.vision.image_grid_pinpoints")
+    if not isinstance(points, tuple) or not pixels:
+        return 1
+    return max((int(a) // pixels * (int(b) // pixels) for a, b in zip(points[::2], points[1::2], strict=False)), default=1)
+
+
+def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where, size: _Size, patch: int, merge: int) -> tuple[int, int]:
+    """Return the bytes of the buffers on the device and in host memory after a graph was reserved."""
+    build = (VISION if side == "vision" else AUDIO).get(kind)
+    if build is None or size.width <= 0 or size.height <= 0:
+        raise UnsuitableError(kind)
+
+    def graph(*, flash: bool) -> Encoder:
+        encoder = Encoder(model, kind, side=side, flash=flash, size=(size.width, size.height), patch=patch, merge=merge, batch=size.batch)
+        if not (encoder.embedding and encoder.layers):
+            raise UnsuitableError("embedding_length")
+        encoder.expand(build(encoder))
+        return encoder
+
+    runs = card_runs if where == "card" else None
+    first = graph(flash=flash != "off")
+    found = [first.pack(card=where != "host", runs=runs)]
+    if flash == "auto" and where == "card" and not all(card_runs(n) for n in first.nodes if n.op == "flash"):
+        # tried first, and what was reserved for the trial stays
+        found.append(graph(flash=False).pack(card=True, runs=runs))
+    return max(card for card, _ in found), max(host for _, host in found)
+
