@@ -19,7 +19,7 @@ TOTAL, FREE = 150_109_880_320, 149_557_477_376
 #: MiB by which the prediction after the first prompt misses more than a user can live with, and why.
 KNOWN = {
     # The compute buffer of Mamba-1 blocks is not exact: docs/llama-cpp-model.md.
-    "jamba-dense/base": -84, "jamba-dense/q8": -84, "jamba-dense/ub2048": -348, "jamba-dense/faoff": -37, "mamba-dense/ngl5": -59, "mamba-dense/ub2048": -59,
+    "jamba-dense/faoff": -37,
     # Planned without allocation, as the compute model describes it, attention over a cache on the host runs on the card; really it runs on the host.
     "llama31-8b/nkvo-faoff": 315,
 }  # fmt: skip

@@ -1193,6 +1193,8 @@ class Graph:
         tape.keep(vocabulary * rows * 4, n, *weight)
 
 
+#: States under the logits where scans of a model without attention run on the host, found in seven launches.
+STATES_BELOW = 3
 #: Stacks that are walked several times cross between devices in every round: states per block, fitted to four launches.
 LOOPED: Mapping[str, int] = {"hrm_text": 10}
 #: Unmixed streams cross between devices one by one: states per stream, fitted to six launches.
@@ -1595,20 +1597,28 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         tape.hold(tape.op(size, x))
     visit([i for i in foreign_experts if i not in first_guests])
     tape.hold(*(h for h in (graph.indices, *graph.places.values(), *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
-    if has_output:
-        if not run and x < 0:
-            x = tape.op(size)
-        if graph.wide > 1 and run:
-            x = tape.op(hyper.embedding * shape.rows * 4, x)
-        graph.logits(x, hyper.vocabulary, shape.rows, output_bytes if where[-1] < 0 else 0)
-    elif own and own[-1] != last and not foreign_experts:
-        tape.hold(tape.op(size, x))
     # Behind the last recurrent block the engine's free list holds an empty block, which keeps its neighbours apart: the
     # place of the last copied weight is then not found again by what is kept behind it.
     apart = 0
     if run and has_output and late and hyper.memory == "hybrid" and run[-1] not in host and device == 0 and placement.offered and not placement.pipeline:
         apart = max((blocks[run[-1]].weights[n].nbytes for n, d in placement.moved.get(run[-1], {}).items() if d < 0), default=0)
-    peak = tape.peak() + apart
+    floor = 0
+    if has_output:
+        if not run and x < 0:
+            x = tape.op(size)
+        if graph.wide > 1 and run:
+            x = tape.op(hyper.embedding * shape.rows * 4, x)
+        if own and not placement.pipeline and any("ssm_a" in blocks[i].on_host for i in own):
+            # As above: behind scans on the host the places of single states are not joined, and large logits go above them.
+            logits, top = hyper.vocabulary * shape.rows * 4, tape.high()
+            if hyper.memory == "recurrent" and not host:
+                floor = STATES_BELOW * size + logits
+            elif logits > top:
+                floor = top + logits
+        graph.logits(x, hyper.vocabulary, shape.rows, output_bytes if where[-1] < 0 else 0)
+    elif own and own[-1] != last and not foreign_experts:
+        tape.hold(tape.op(size, x))
+    peak = max(tape.peak() + apart, floor)
     if hyper.architecture in LOOPED and placement.pipeline:
         peak += LOOPED[hyper.architecture] * hyper.layers * size
     return peak
