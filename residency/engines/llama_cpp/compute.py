@@ -10,6 +10,7 @@ offered to a device), ``ggml/src/ggml-cuda/ggml-cuda.cu`` (holds of fused operat
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from .arena import Tape
@@ -143,6 +144,26 @@ def flash_works(blocks: Sequence[Block], type_k: str, type_v: str) -> bool:
         if not least or group < least or group % step:
             return False
     return True
+
+
+def flash_stays(blocks: Sequence[Block], where: Sequence[int], *, cache_on_host: bool) -> bool:
+    """Whether attention lands on the device of its layer everywhere: else "auto" turns flash attention off.
+
+    The engine's own check (``src/llama-context.cpp``, 0.5.0, resolve). It trips over scans and short convolutions: one behind
+    attention on the host pulls that to its card, and attention behind one goes to the host when its cache is there.
+    Found on the engine's library with seven architectures.
+    """
+    for i, (block, behind) in enumerate(pairwise(blocks)):
+        if _stateful(behind) and block.cached and block.heads_kv and where[i] < 0 <= where[i + 1]:
+            return False
+        if cache_on_host and _stateful(block) and behind.cached and behind.heads_kv and not behind.recurrent and where[i + 1] >= 0:
+            return False
+    return True
+
+
+def _stateful(block: Block) -> bool:
+    """Whether a block is a scan or a short convolution: delta nets do without the engine's operations for these."""
+    return block.recurrent and ("ssm_d" in block.weights or "shortconv.conv" in block.weights)
 
 
 @dataclass(frozen=True, kw_only=True)

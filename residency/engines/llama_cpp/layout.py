@@ -663,9 +663,11 @@ def _lay_out(checkpoint: Checkpoint, settings: Settings, host_free: int | None, 
     here = all(d.kind in CUDA_KINDS for d in devices)
     kernels = not here or compute.flash_works(blocks, settings.type_k, settings.type_v)
     quantised_v = CACHE_TYPES[settings.type_v][0] > 1
-    if flash and settings.flash_attn == "auto" and not quantised_v and settings.split_mode != "tensor" and not kernels:
-        on_device = [b for i, b in enumerate(blocks) if where[i] >= 0]
-        flash = compute.flash_works(on_device, settings.type_k, settings.type_v)
+    if flash and settings.flash_attn == "auto" and not quantised_v and settings.split_mode != "tensor":
+        if not kernels:
+            on_device = [b for i, b in enumerate(blocks) if where[i] >= 0]
+            flash = compute.flash_works(on_device, settings.type_k, settings.type_v)
+        flash = flash and compute.flash_stays(blocks, where, cache_on_host=not settings.kv_offload)
     resolved = contexts.resolve(hyper, settings, flash=flash)
     sums, host, host_rows, taken = _place(checkpoint, hyper, settings, devices, where, remarks, unknowns)
 
