@@ -464,7 +464,7 @@ class _Packing:
                 steps.append((copies[source, backend], (), True))
             for node, read in nodes:
                 steps.append((node, read, True))
-                kept = self.graph.holds.get(node) if self.card else None
+                kept = self.graph.holds.get(node) if self.runs is not None else None
                 if kept:
                     steps.append((node, tuple(kept), False))
         return steps

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING
 
+from .compute import FUSED_EXPERTS
 from .encoder_graph import VIEW, Graph, Node
 
 if TYPE_CHECKING:
@@ -157,13 +158,18 @@ class Encoder(Graph):
         second = self.op("mul_mat_id", (up.ne[1], used, tokens), up, x, chosen)
         wide = self.mul(self.act(first), second)
         parts = self.op("mul_mat_id", (down.ne[1], used, tokens), down, wide, chosen)
-        parts = self.mul(parts, share)
+        weighted = self.mul(parts, share)
         out: Node | None = None
         for _ in range(used):
-            one = self.view(parts, (parts.ne[0], tokens), (parts.nb[2],))
+            one = self.view(weighted, (weighted.ne[0], tokens), (weighted.nb[2],))
             out = one if out is None else self.add(out, one)
-        assert out is not None
-        return self.cont(out) if used == 1 else out
+        if out is None:
+            raise UnsuitableError(name)
+        if used == 1:
+            return self.cont(out)
+        if used <= FUSED_EXPERTS:
+            self.hold(out, parts, share)
+        return out
 
     def image(self, channels: int = 3) -> Node:
         """The image as the program fills it in."""
@@ -206,7 +212,10 @@ class Encoder(Graph):
         self, x: Node, tokens: int, *, rms: bool = False, learned: Node | None = None, add_position: Callable[[Node], Node] | None = None,
         masks: Sequence[Node | None] = (), last_norm: str | None = None, seen: Callable[[Node, int], None] | None = None,
     ) -> Node:  # fmt: skip
-        """The transformer most encoders share; ``last_norm`` is the norm behind it, "" for none."""
+        """The transformer most encoders share.
+
+        ``last_norm`` is the norm behind it, "" for none; ``seen`` gets what every block's attention leaves.
+        """
         batch = x.ne[2]
         if learned is not None:
             x = self.add(x, learned)
@@ -227,14 +236,14 @@ class Encoder(Graph):
             if post is not None:
                 cur = self.norm(cur, post, rms=rms)
             rest = x = self.add(cur, rest)
+            if seen is not None:
+                seen(x, layer)
             cur = self.layer_feed(layer, self.normed(f"{self.prefix}.blk.{layer}.ln2", x, rms=rms))
             post = self.of(layer, "ffn_post_norm.weight")
             if post is not None:
                 cur = self.norm(cur, post, rms=rms)
             cur = self.mul(cur, self.of(layer, "ls2.weight"))
             x = self.mul(self.add(rest, cur), self.of(layer, "out_scale.weight"))
-            if seen is not None:
-                seen(x, layer)
         if self.side == "audio" and self.kind in HALVED:
             x = self.cont(self.transpose(x))
             x = self.op("pool", ((x.ne[0] - 2) // 2 + 1, *x.ne[1:]), x)
@@ -1387,6 +1396,250 @@ def conformer(e: Encoder) -> Node:
     return e.mlp(x, "mm.a.mlp.1", "mm.a.mlp.3")
 
 
+def gemma4_audio(e: Encoder) -> Node:
+    """Gemma 4's sound encoder: chunks of twelve frames that see twelve more."""
+    x = e.cont(e.transpose(e.image(1)))
+    for part in (0, 1):
+        x = e.add(e.conv(e.need(f"a.conv1d.{part}.weight"), x, stride=2, pad=1), e.w(f"a.conv1d.{part}.bias"))
+        weight = e.w(f"a.conv1d.{part}.norm.weight")
+        if weight is not None:
+            x = e.norm(e.cont(e.permute(x, 1, 2, 0, 3)), weight)
+            x = e.cont(e.permute(x, 2, 0, 1, 3))
+        x = e.act(x)
+    x = e.cont(e.permute(x, 1, 2, 0, 3))
+    x = e.linear("a.input_projection", e.reshape(x, x.ne[0] * x.ne[1], x.ne[2]))
+    tokens, chunk, seen, places = x.ne[1], 12, 24, 13
+    blocks = -(-tokens // chunk)
+    padded = blocks * chunk
+    relative, mask = e.input(e.heads * e.head, places), e.input(seen, chunk, blocks)
+
+    def half(x: Node, name: str, part: str) -> Node:
+        cur = e.norm(x, e.need(f"{name}.ffn_norm{part}.weight"), rms=True)
+        cur = e.feed(cur, e.need(f"{name}.ffn_up{part}.weight"), None, e.need(f"{name}.ffn_down{part}.weight"), None)
+        post = e.w(f"{name}.ffn_post_norm{part}.weight")
+        cur = e.norm(cur, post, rms=True) if post is not None else cur
+        return e.add(x, e.scale(cur))
+
+    def context(t: Node) -> Node:
+        t = e.pad(t, 0, 0, seen * blocks - tokens)
+        return e.cont(e.view(t, (e.head, e.heads, seen, blocks), (t.nb[1], t.nb[2], chunk * t.nb[2])))
+
+    for layer in range(e.layers):
+        name = f"a.blk.{layer}"
+        rest = half(x, name, "")
+        weight = e.w(f"{name}.attn_pre_norm.weight") or e.w(f"{name}.ln1.weight")
+        cur = e.norm(rest, weight, rms=True) if weight is not None else rest
+        q, k, v = (e.reshape(e.mm(e.need(f"{name}.attn_{part}.weight"), cur), e.head, e.heads, tokens) for part in "qkv")
+        turned = []
+        for t, factor in ((q, "per_dim_scale"), (k, "per_dim_k_scale")):
+            weight = e.w(f"{name}.{factor}.weight")
+            turned.append(e.mul(e.scale(t), e.reshape(weight, e.head, 1, 1) if weight else None))
+        q, k = turned
+        q = e.reshape(e.pad(q, 0, 0, padded - tokens), e.head, e.heads, chunk, blocks)
+        q = e.cont(e.permute(q, 0, 3, 1, 2))
+        k = e.cont(e.permute(context(k), 0, 3, 1, 2))
+        v = e.cont(e.permute(context(v), 1, 3, 0, 2))
+        scores = e.matmul(k, q)
+        weight = e.w(f"{name}.attn_k_rel.weight")
+        if weight is not None:
+            place = e.reshape(e.matmul(weight, relative), e.head, e.heads, places)
+            place = e.matmul(e.cont(e.permute(place, 0, 2, 1, 3)), e.reshape(q, e.head, padded, e.heads))
+            place = e.pad(e.reshape(place, places, chunk, blocks, e.heads), seen + 1 - places)
+            place = e.reshape(place, (seen + 1) * chunk, blocks, e.heads)
+            place = e.cont(e.view(place, (chunk * seen, blocks, e.heads), (place.nb[1], place.nb[2])))
+            scores = e.add(scores, e.reshape(place, seen, chunk, blocks, e.heads))
+        scores = e.add(e.scale(e.act(e.scale(scores))), mask)
+        cur = e.matmul(v, e.like("soft_max", scores))
+        cur = e.cont(e.cont(e.permute(cur, 0, 2, 3, 1)), e.head * e.heads, padded)
+        if padded > tokens:
+            cur = e.cont(e.view(cur, (e.head * e.heads, tokens), (cur.nb[1],)))
+        cur = e.linear(f"{name}.attn_out", cur)
+        post = e.w(f"{name}.attn_post_norm.weight")
+        rest = e.add(rest, e.norm(cur, post, rms=True) if post is not None else cur)
+        weight = e.w(f"{name}.conv_norm.weight")
+        if weight is not None:
+            cur = e.mm(e.need(f"{name}.conv_pw1.weight"), e.norm(rest, weight, rms=True))
+            cur = _depthwise_line(e, name, e.pad(_gated(e, cur, packed=True), 4))
+            inner = e.w(f"{name}.norm_conv.weight")
+            cur = e.act(e.norm(cur, inner, rms=True) if inner is not None else cur)
+            rest = e.add(rest, e.mm(e.need(f"{name}.conv_pw2.weight"), cur))
+        rest = half(rest, name, "_1")
+        weight = e.w(f"{name}.ln2.weight")
+        x = e.norm(rest, weight, rms=True) if weight is not None else rest
+    if e.w("a.pre_encode.out.weight") is not None:
+        x = e.linear("a.pre_encode.out", x)
+    x = e.norm(x, e.w("mm.a.soft_emb_norm.weight"), rms=True)
+    last = e.w("mm.a.input_projection.weight")
+    return e.mm(last, x) if last is not None else x
+
+
+def granite_speech(e: Encoder) -> Node:
+    """Granite Speech: a conformer with relative positions, and queries that look at windows of it."""
+    frames, chunk, kernel = e.width, e.number("chunk_size"), e.number("conv_kernel_size")
+    if not chunk:
+        raise UnsuitableError("chunk_size")
+    blocks = -(-frames // chunk)
+    padded = blocks * chunk
+    features = e.numbers("feature_layer")
+    distances = e.index(chunk * chunk)
+    mask = e.input(chunk, chunk, 1, blocks) if frames % chunk else None
+    x = e.linear("a.input_projection", e.cont(e.transpose(e.image(1))))
+    joined = x if 0 in features else None
+    for layer in range(e.layers):
+        name = f"a.blk.{layer}"
+        rest = _half_step(e, x, f"{name}.ffn_norm", f"{name}.ffn_up", f"{name}.ffn_down")
+        cur = e.normed(f"{name}.ln1", rest)
+        if padded > frames:
+            cur = e.pad(cur, 0, padded - frames)
+        q, k, v = (e.reshape(e.mm(e.need(f"{name}.attn_{part}.weight"), cur), e.head, e.heads, chunk, blocks) for part in "qkv")
+        content = e.matmul(e.cont(e.permute(k, 0, 2, 1, 3)), e.permute(q, 0, 2, 1, 3))
+        place = e.reshape(e.rows(e.need(f"{name}.attn_rel_pos_emb"), distances), e.head, chunk, chunk)
+        place = e.matmul(e.reshape(place, e.head, chunk, 1, chunk), e.permute(q, 0, 1, 3, 2))
+        place = e.cont(e.permute(place, 0, 2, 3, 1))
+        scores = e.like("soft_max", e.add(content, place), *((mask,) if mask else ()))
+        out = e.permute(e.matmul(e.cont(e.permute(v, 1, 2, 0, 3)), scores), 0, 2, 1, 3)
+        out = e.cont(out, e.embedding, padded)
+        if padded > frames:
+            out = e.view(out, (e.embedding, frames), (out.nb[1],))
+        rest = e.add(rest, e.linear(f"{name}.attn_out", out))
+        cur = _gated(e, e.linear(f"{name}.conv_pw1", e.normed(f"{name}.norm_conv", rest)))
+        cur = _depthwise_line(e, name, e.pad(cur, kernel // 2 * 2))
+        cur = e.act(e.scaled(f"{name}.conv_norm", cur))
+        rest = e.add(rest, e.linear(f"{name}.conv_pw2", cur))
+        rest = _half_step(e, rest, f"{name}.ffn_norm_1", f"{name}.ffn_up_1", f"{name}.ffn_down_1")
+        x = e.normed(f"{name}.ln2", rest)
+        if features and layer + 1 in features:
+            joined = x if joined is None else e.concat(joined, x, 0)
+        if layer + 1 == e.layers // 2:
+            middle = e.like("soft_max", e.linear("a.enc_ctc_out", x))
+            x = e.add(x, e.linear("a.enc_ctc_out_mid", middle))
+    if joined is not None:
+        x = e.concat(joined, x, 0)
+    window, rate = e.number("projector.window_size"), e.number("projector.downsample_rate")
+    heads = e.number("projector.head_count")
+    if not (window and rate and heads):
+        raise UnsuitableError("projector")
+    asked, windows = window // rate, -(-frames // window)
+    if windows * window > frames:
+        x = e.pad(x, 0, windows * window - frames)
+    x = e.reshape(x, x.ne[0], window, windows)
+    query = e.normed("a.proj_norm", e.need("a.proj_query"))
+    query = e.repeat(e.reshape(query, e.embedding, asked, 1), e.embedding, asked, windows)
+    for layer in range(2):
+        name = f"a.proj_blk.{layer}"
+        for part in ("self_attn", "cross_attn"):
+            looked, count = (query, asked) if part == "self_attn" else (x, window)
+            q, k, v = (e.linear(f"{name}.{part}_{letter}", t) for letter, t in (("q", query), ("k", looked), ("v", looked)))
+            q = e.reshape(q, e.embedding // heads, heads, asked, windows)
+            k, v = (e.reshape(t, e.embedding // heads, heads, count, windows) for t in (k, v))
+            cur = e.reshape(e.linear(f"{name}.{part}_out", e.attend(q, k, v)), e.embedding, asked, windows)
+            query = e.normed(f"{name}.{part}_norm", e.add(cur, query))
+        query = e.normed(f"{name}.ffn_norm", e.add(e.mlp(query, f"{name}.ffn_up", f"{name}.ffn_down"), query))
+    return e.linear("a.proj_linear", e.reshape(query, e.embedding, asked * windows))
+
+
+def mimo_audio(e: Encoder) -> Node:
+    """MiMo's sound tokenizer: a transformer, codes, and a local transformer over groups of codes."""
+    x = e.act(e.add(e.conv_line(e.need("a.conv1d.1.weight"), e.image(1), stride=1, pad=e.need("a.conv1d.1.weight").ne[0] // 2), e.w("a.conv1d.1.bias")))
+    x = e.act(e.add(e.conv_line(e.need("a.conv1d.2.weight"), x, stride=2, pad=e.need("a.conv1d.2.weight").ne[0] // 2), e.w("a.conv1d.2.bias")))
+    x = e.cont(e.transpose(x))
+    tokens = x.ne[1]
+    position = e.index(tokens)
+    whole, near = e.input(tokens, tokens), e.input(tokens, tokens)
+    modes, group = e.numbers("wa_pattern_mode"), e.number("local_group_size")
+    if len(modes) != e.layers or e.layers < 3 or not group:
+        raise UnsuitableError("wa_pattern_mode")
+    kept: dict[int, Node] = {}
+    x = e.transform(
+        x, tokens, add_position=lambda t: e.rope(t, position), masks=[whole if m == -1 else near for m in modes], last_norm="",
+        seen=lambda node, layer: kept.update({layer: node}),
+    )  # fmt: skip
+    x = e.normed("a.post_ln", e.add(e.reshape(x, e.embedding, tokens), kept[2]))
+    x = e.act(e.conv_line(e.need("a.downsample.conv.weight"), e.cont(e.transpose(x)), stride=2, pad=0))
+    rest = e.normed("a.downsample.norm", e.cont(e.transpose(x)))
+    codebook, table = e.need("a.rvq.codebook.weight"), e.need("mm.a.code_embd.weight")
+    codes = []
+    for bins in e.numbers("rvq.codebook_size"):
+        own = e.cont(e.view(codebook, (codebook.ne[0], bins), (codebook.nb[1],)))
+        length = e.op("sum_rows", (1, bins), e.like("sqr", own))
+        length = e.cont(e.transpose(length))
+        scores = e.like("sub", e.scale(e.matmul(own, rest)), length)
+        codes.append(e.op("argmax", (scores.ne[1],), scores, type_name="I32"))
+        rest = e.like("sub", rest, e.rows(own, codes[-1]))
+    total: Node | None = None
+    for code in codes:
+        rows = e.rows(e.cont(e.view(table, table.ne[:2], (table.nb[1],))), code)
+        total = rows if total is None else e.add(total, rows)
+    if total is None:
+        raise UnsuitableError("rvq.codebook_size")
+    x = total
+    groups = -(-x.ne[1] // group)
+    padded = groups * group
+    if padded != x.ne[1]:
+        x = e.pad(x, 0, padded - x.ne[1])
+    position, mask = e.index(padded), e.input(padded, padded)
+    for layer in range(e.number("local_block_count")):
+        name = f"mm.a.local_blk.{layer}"
+        cur = e.norm(x, e.need(f"{name}.ln1.weight"), rms=True)
+        q, k, v = (e.reshape(e.linear(f"{name}.attn_{part}", cur), e.head, e.heads, padded) for part in "qkv")
+        q, k = e.rope(q, position), e.rope(k, position)
+        x = e.add(x, e.mm(e.need(f"{name}.attn_out.weight"), e.attend(q, k, v, mask)))
+        cur = e.norm(x, e.need(f"{name}.ln2.weight"), rms=True)
+        x = e.add(x, e.feed(cur, e.need(f"{name}.ffn_up.weight"), None, e.need(f"{name}.ffn_down.weight"), None, e.need(f"{name}.ffn_gate.weight")))
+    x = e.norm(x, e.need("mm.a.local_norm.weight"), rms=True)
+    x = e.reshape(x, e.embedding * group, groups)
+    return e.feed(x, e.need("mm.a.mlp.1.weight"), None, e.need("mm.a.mlp.2.weight"), None)
+
+
+def parakeet(e: Encoder) -> Node:
+    """Parakeet: a conformer that sees the whole sound."""
+    x = e.cont(e.transpose(e.image(1)))
+    x = e.act(e.add(e.conv(e.need("a.conv1d.0.weight"), x, stride=2, pad=1), e.w("a.conv1d.0.bias")))
+    for deep, flat in ((2, 3), (5, 6)):
+        x = e.add(e.conv_direct(e.need(f"a.conv1d.{deep}.weight"), x, stride=2, pad=1, depthwise=True), e.w(f"a.conv1d.{deep}.bias"))
+        x = e.act(e.add(e.conv(e.need(f"a.conv1d.{flat}.weight"), x, stride=1), e.w(f"a.conv1d.{flat}.bias")))
+    x = e.cont(e.permute(x, 0, 2, 1, 3))
+    x = e.linear("a.pre_encode.out", e.reshape(x, x.ne[0] * x.ne[1], x.ne[2]))
+    tokens, half = x.ne[1], e.embedding // 2
+    if tokens > 8192:
+        raise UnsuitableError("local attention")
+    offsets = 2 * tokens - 1
+    mask, waves, places = e.input(tokens, tokens), e.input(half), e.input(1, offsets)
+    angle = e.mul(e.repeat(waves, half, offsets), places)
+    relative = e.concat(e.reshape(e.like("sin", angle), 1, half, offsets), e.reshape(e.like("cos", angle), 1, half, offsets), 0)
+    relative = e.reshape(e.cont(relative), e.embedding, offsets)
+    for layer in range(e.layers):
+        name = f"a.blk.{layer}"
+        cur = e.feed(e.scaled(f"{name}.ffn_norm", e.norm(x)), e.need(f"{name}.ffn_up.weight"), None, e.need(f"{name}.ffn_down.weight"), None)
+        rest = e.add(x, e.scale(cur))
+        cur = e.scaled(f"{name}.ln1", e.norm(rest))
+        q, k, v = (e.reshape(e.mm(e.need(f"{name}.attn_{part}.weight"), cur), e.head, e.heads, tokens) for part in "qkv")
+        place = e.reshape(e.mm(e.need(f"{name}.linear_pos.weight"), relative), e.head, e.heads, offsets)
+        place = e.cont(e.permute(place, 0, 2, 1, 3))
+        by_key = e.add(q, e.need(f"{name}.pos_bias_u"))
+        content = e.matmul(e.permute(k, 0, 2, 1, 3), e.permute(by_key, 0, 2, 1, 3))
+        by_place = e.cont(e.permute(e.add(q, e.need(f"{name}.pos_bias_v")), 0, 2, 1, 3))
+        shift = e.matmul(place, by_place)
+        shift = e.cont(e.reshape(e.pad(shift, 1), tokens, offsets + 1, e.heads))
+        shift = e.cont(e.view(shift, (tokens, offsets, e.heads), (offsets * 4, shift.nb[2])))
+        shift = e.cont(e.view(shift, (*content.ne[:2], e.heads), (shift.nb[1], shift.nb[2])))
+        scores = e.like("soft_max", e.add(e.scale(e.add(content, shift)), mask))
+        out = e.permute(e.matmul(scores, e.cont(e.permute(v, 1, 2, 0, 3))), 2, 0, 1, 3)
+        rest = e.add(rest, e.mm(e.need(f"{name}.attn_out.weight"), e.cont(out, e.embedding, tokens)))
+        cur = e.mm(e.need(f"{name}.conv_pw1.weight"), e.scaled(f"{name}.norm_conv", e.norm(rest)))
+        cur = _gated(e, cur)
+        kernel = e.need(f"{name}.conv_dw.weight")
+        cur = e.pad(cur, (e.number("conv_kernel_size") - 1) // 2 * 2)
+        cur = e.op("ssm_conv", (kernel.ne[1], cur.ne[0] - kernel.ne[0] + 1, cur.ne[2]), cur, kernel)
+        cur = e.like("div", e.like("sub", cur, e.need(f"{name}.conv_norm_mean")), e.like("sqrt", e.need(f"{name}.conv_norm_var")))
+        cur = e.act(e.scaled(f"{name}.conv_norm", cur))
+        rest = e.add(rest, e.mm(e.need(f"{name}.conv_pw2.weight"), cur))
+        cur = e.feed(e.scaled(f"{name}.ffn_norm_1", e.norm(rest)), e.need(f"{name}.ffn_up_1.weight"), None, e.need(f"{name}.ffn_down_1.weight"), None)
+        x = e.scaled(f"{name}.ln2", e.norm(e.add(rest, e.scale(cur))))
+    x = e.norm(x, e.need("mm.a.norm_pre.weight"), rms=True)
+    return e.feed(x, e.need("mm.a.mlp.1.weight"), None, e.need("mm.a.mlp.2.weight"), None, squared=True)
+
+
 def _depthwise_line(e: Encoder, name: str, x: Node) -> Node:
     kernel = e.need(f"{name}.conv_dw.weight")
     x = e.op("ssm_conv", (kernel.ne[1], x.ne[0] - kernel.ne[0] + 1, x.ne[2]), x, kernel)
@@ -1409,4 +1662,5 @@ VISION: Mapping[str, Callable[[Encoder], Node]] = {
 AUDIO: Mapping[str, Callable[[Encoder], Node]] = {
     "ultravox": whisper, "voxtral": whisper, "qwen2a": whisper, "glma": whisper, "meralion": whisper, "musicflamingo": whisper,
     "qwen3a": qwen3_audio, "dots3note_a": dots_audio, "gemma4ua": gemma4_sound, "lfm2a": conformer,
+    "gemma4a": gemma4_audio, "granite_speech": granite_speech, "mimo_audio": mimo_audio, "parakeet": parakeet,
 }  # fmt: skip

@@ -139,12 +139,14 @@ def measure(model: Checkpoint, *, flash: Flash | bool = "auto", where: Where = "
 def weights(model: Checkpoint, side: str) -> list[Tensor]:
     """Return the tensors that one encoder of the file loads."""
 
+    both = len([s for s in ("vision", "audio") if model.metadata.get(f"clip.has_{s}_encoder") is True]) > 1
+
     def loaded(tensor: Tensor) -> bool:
         name = tensor.name
         if name.endswith(SCALARS):
             return False
         sound = name.startswith(("a.", "mm.a."))
-        return sound or name in SHARED if side == "audio" else not sound
+        return sound or not both or name in SHARED if side == "audio" else not sound
 
     return [t for t in model.tensors if loaded(t)]
 
@@ -199,7 +201,7 @@ def _sizes(model: Checkpoint, side: str, kind: str, asked: int | None) -> tuple[
         patch, merge = patch * merge, 1
     patch = max(1, patch)
     cell = patch * merge
-    custom = asked if asked and asked > 0 and limits.asked else None
+    custom = asked if asked and asked > 0 and limits.asked and (limits.most or limits.pixels) else None
     most = custom or limits.most
     area = most * cell * cell if most else 0
     if limits.pixels and (not custom or kind in ("kimik25", "hunyuanvl")):
@@ -250,7 +252,7 @@ def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where
 
     def graph(*, flash: bool) -> Encoder:
         encoder = Encoder(model, kind, side=side, flash=flash, size=(size.width, size.height), patch=patch, merge=merge, batch=size.batch)
-        if not (encoder.embedding and encoder.layers):
+        if not encoder.embedding:
             raise UnsuitableError("embedding_length")
         encoder.expand(build(encoder))
         return encoder
