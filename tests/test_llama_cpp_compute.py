@@ -13,9 +13,10 @@ import pytest
 from residency.checkpoint import read
 from residency.engines.llama_cpp import compute, layout
 from residency.engines.llama_cpp.hparams import hyper_parameters
+from residency.engines.llama_cpp.settings import Settings
 
 from gguf_writer import write_gguf  # isort: skip
-from llama_cpp_truth import MIB, dense, dense_hparams, made, settings  # isort: skip
+from llama_cpp_truth import MIB, cards, dense, dense_hparams, made, settings  # isort: skip
 
 DATA = json.loads(gzip.decompress((Path(__file__).parent / "data" / "llama_cpp_compute.json.gz").read_bytes()))
 
@@ -82,3 +83,36 @@ def test_a_model_without_a_cache_needs_no_kernel_for_the_cache_type():
     plain = layout.lay_out(model, settings(stored)).devices[0].compute_likely
     assert layout.lay_out(model, settings(stored, type_k="iq4_nl", type_v="iq4_nl", flash_attn="on")).devices[0].compute_likely == plain
     assert layout.lay_out(model, settings(stored, kv_offload=False)).devices[0].compute_likely == plain
+
+
+def convolving(*kinds):
+    """Return a made-up lfm2: "A" attends, "C" convolves."""
+    rows = [("token_embd.weight", "Q8_0", (256, 1000)), ("token_embd_norm.weight", "F32", (256,))]
+    for i, kind in enumerate(kinds):
+        rows += [(f"blk.{i}.{n}.weight", "F32", (256,)) for n in ("attn_norm", "ffn_norm")]
+        rows += [(f"blk.{i}.ffn_{n}.weight", "Q8_0", s) for n, s in (("gate", (256, 512)), ("up", (256, 512)), ("down", (512, 256)))]
+        if kind == "A":
+            rows += [(f"blk.{i}.attn_{n}.weight", "Q8_0", s) for n, s in (("q", (256, 256)), ("k", (256, 128)), ("v", (256, 128)), ("output", (256, 256)))]
+        else:
+            rows += [(f"blk.{i}.shortconv.{n}.weight", t, s) for n, t, s in (("conv", "F32", (3, 256)), ("in_proj", "Q8_0", (256, 768)), ("out_proj", "Q8_0", (256, 256)))]
+    return made(
+        "lfm2", rows, block_count=len(kinds), embedding_length=256, context_length=8192, feed_forward_length=512, attention__head_count=4,
+        attention__head_count_kv=[2 if kind == "A" else 0 for kind in kinds], attention__layer_norm_rms_epsilon=1e-5, shortconv__l_cache=3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kinds", "more", "stays"),
+    [
+        ("ACAC", {}, True),
+        ("ACAC", {"kv_offload": False}, False),  # block 2 attends behind a convolution, its cache is on the host
+        ("AC", {"kv_offload": False}, True),  # nothing attends behind the convolution
+        ("ACAC", {"kv_offload": False, "flash_attn": "on"}, True),  # asked for, so not looked into
+        ("CACC", {"n_gpu_layers": 3}, False),  # block 1 attends on the host, block 2 convolves on the card
+        ("CACC", {"n_gpu_layers": 2}, True),  # the border lies between two convolutions
+        ("CACC", {"n_gpu_layers": 4}, True),  # ... before the attention
+    ],
+)
+def test_flash_attention_that_nobody_asked_for_goes_off_beside_scans_on_the_other_side(kinds, more, stays):
+    chosen = Settings(devices=cards("CUDA0"), n_ctx=4096, **more)
+    assert layout.lay_out(convolving(*kinds), chosen).resolved.flash is stays

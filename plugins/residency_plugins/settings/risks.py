@@ -30,7 +30,7 @@ def check(facts: Facts) -> list[Finding] | Finding:
     found = [
         rule.warn(
             f"{'Unverified: ' if remark.kind == 'unverified' else ''}{sentence(remark.message)}",
-            knob=remark.knob, value=remark.value, pool=remark.pool, missing=remark.capability,
+            knob=remark.knob, value=remark.value, pool=remark.pool, missing=remark.capability, ways=remark.ways,
         )
         for remark in facts.budget.remarks
         if remark.kind in ("risk", "unverified") and unclaimed(remark)

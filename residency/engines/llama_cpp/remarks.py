@@ -12,11 +12,11 @@ from residency.text import clean, shorten
 from residency.units import size
 from residency.ways import Way
 
-from . import history
+from . import compute, history
 from .argv import MOST_SHARES, fits_counter, unknown_words
 from .context import pad
 from .flags import choices
-from .hparams import hyper_parameters
+from .hparams import NO_FLASH_ATTENTION, hyper_parameters
 from .layout import lock_granted
 from .resolve import SPECULATION_KINDS, cache_type
 
@@ -47,7 +47,7 @@ def remarks(
     yield from _no_device(launch, settings)
     yield from _trained_context(launch, model, layout)
     yield from _left_on_host(launch, machine, layout, rows, devices)
-    yield from _scores(model, layout)
+    yield from _scores(model, settings, layout)
     yield from _experts_in_split(settings, layout)
     yield from _pinned(machine, rows)
     yield from _locked(launch, machine, layout)
@@ -178,7 +178,7 @@ def _left_on_host(
                      pool=machine.host_pool.name, ways=(Way(knob="layers.on_device", value="all"),))  # fmt: skip
 
 
-def _scores(model: Checkpoint, layout: Layout) -> Iterator[Remark]:
+def _scores(model: Checkpoint, settings: Settings, layout: Layout) -> Iterator[Remark]:
     """Attention scores without flash attention, on every device that attends."""
     resolved = layout.resolved
     hyper = hyper_parameters(model)
@@ -191,6 +191,11 @@ def _scores(model: Checkpoint, layout: Layout) -> Iterator[Remark]:
             f"without flash attention every device that attends holds {size(scores)} of attention scores (heads x micro-batch x context x 4 bytes), "
             f"{size(scores * len(holding))} on {len(holding)} in all"
         )
+        by_itself = settings.flash_attn == "auto" and hyper.architecture not in NO_FLASH_ATTENTION
+        if by_itself and compute.flash_works(compute.blocks_of(model, hyper), resolved.type_k, resolved.type_v):
+            text = f"the engine turns flash attention off by itself, because scans and attention lie on different sides of host and device; {text}"
+            yield Remark(kind="risk", code="attention-scores", knob="context.flash_attention", message=text, ways=(Way(knob="context.flash_attention", value="on"),))
+            return
         yield Remark(kind="risk", code="attention-scores", knob="context.flash_attention", message=text)
 
 
