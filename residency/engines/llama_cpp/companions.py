@@ -17,7 +17,7 @@ from .hparams import hyper_parameters
 from .layout import CUDA_KINDS, granted, lay_out
 from .resolve import cache_type, program_of, speculation
 from .settings import DeviceSpec, Override, Settings, expert_overrides
-from .vision import measure
+from .vision import BATCH_TOKENS, measure
 
 if TYPE_CHECKING:
     from residency.budget import Backing
@@ -188,7 +188,9 @@ def vision(
     pool = device.pool if device is not None else machine.host_pool.name
     backing: Backing = "device" if device is not None else "anonymous"
     where: Where = "host" if device is None else "card" if device.kind in CUDA_KINDS else "device"
-    found = measure(tower, flash=settings.flash_attn, where=where, most_tokens=launch.get("vision.max_tokens"))
+    batch = launch.options.get("mtmd-batch-max-tokens")
+    found = measure(tower, flash=settings.flash_attn, where=where, most_tokens=launch.get("vision.max_tokens"),
+                    batch_tokens=batch if isinstance(batch, int) and batch > 0 else BATCH_TOKENS)  # fmt: skip
     more: dict[str, Any] = {"device": device.name if device is not None else None, "backing": backing}
     if found is None:
         if not any(t.role in (Role.VISION, Role.AUDIO) for t in tower.tensors):

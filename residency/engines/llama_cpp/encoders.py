@@ -894,7 +894,8 @@ def deepseek4(e: Encoder) -> Node:
     for name in ("v.token_embd.img_start", "v.token_embd.img_end", "v.image_newline", "v.token_embd.img_pad"):
         x = e.concat(x, e.reshape(e.need(name), x.ne[0], 1), 1)
     across, down = -(-e.columns // e.merge), -(-e.lines // e.merge)
-    return e.rows(x, e.index((across + 1) * (down + down % 2) + 8))
+    pairs = (down + 1) // 2 * (across + 1)
+    return e.rows(x, e.index(2 + 2 * pairs + pairs % 2 * 2))
 
 
 def _segment(e: Encoder, x: Node) -> Node:

@@ -58,9 +58,12 @@ LIMITS = {
 WARM_UP_FRAMES = 3000
 #: Image tokens that are encoded at once where the encoder takes several images (``--mtmd-batch-max-tokens``).
 BATCH_TOKENS = 1024
-BATCHED = frozenset({"gemma4v", "internvl", "deepseekocr", "deepseekocr2"})
-#: A tile of LFM2-VL, in pixels.
-LFM2_TILE = 512
+BATCHED = frozenset({"gemma4v", "internvl"})
+#: Sides of tiles, in pixels: LFM2-VL; DeepSeek-OCR and its second version, beside the overview of 1024.
+LFM2_TILE, OCR_TILE, OCR2_TILE = 512, 640, 768
+#: Sounds that are encoded whole; the largest is taken to last five minutes. The others are cut into pieces of 30 s, dots3.note's of 60 s.
+WHOLE_SOUND = frozenset({"qwen3a", "mimo_audio", "lfm2a", "granite_speech", "parakeet", "gemma4ua"})
+FIVE_MINUTES, MINUTE = 30_000, 6_000
 #: What the sound encoder loads of the image encoder's tensors when both are in one file.
 SHARED = ("v.class_embd", "v.patch_embd.bias", "v.patch_embd.weight", "v.patch_embd.weight.1", "v.norm_embd.weight", "v.norm_embd.bias")
 #: Numbers the engine reads itself; they take no place on the device.
@@ -107,7 +110,9 @@ def sides(model: Checkpoint) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def measure(model: Checkpoint, *, flash: Flash | bool = "auto", where: Where = "card", most_tokens: int | None = None) -> Tower | None:
+def measure(
+    model: Checkpoint, *, flash: Flash | bool = "auto", where: Where = "card", most_tokens: int | None = None, batch_tokens: int = BATCH_TOKENS
+) -> Tower | None:
     """Return the bytes of the encoders of an ``mmproj`` file, or None when it has none.
 
     Args:
@@ -115,9 +120,10 @@ def measure(model: Checkpoint, *, flash: Flash | bool = "auto", where: Where = "
         flash: flash attention in the encoder; "auto" tries it and gives it up where a card has no kernel for it.
         where: what the encoder runs on.
         most_tokens: ``--image-max-tokens``; it changes the largest image, and for a few projectors the warm-up image.
+        batch_tokens: image tokens encoded at once where an encoder takes several images (``--mtmd-batch-max-tokens``).
     """
     mode: Flash = ("on" if flash else "off") if isinstance(flash, bool) else flash
-    towers = [_measure(model, side, mode, where, most_tokens) for side in sides(model)]
+    towers = [_measure(model, side, mode, where, most_tokens, batch_tokens) for side in sides(model)]
     if not towers:
         return None
     biggest = max(towers, key=lambda t: t.largest_weight_bytes)
@@ -138,7 +144,6 @@ def measure(model: Checkpoint, *, flash: Flash | bool = "auto", where: Where = "
 
 def weights(model: Checkpoint, side: str) -> list[Tensor]:
     """Return the tensors that one encoder of the file loads."""
-
     both = len([s for s in ("vision", "audio") if model.metadata.get(f"clip.has_{s}_encoder") is True]) > 1
 
     def loaded(tensor: Tensor) -> bool:
@@ -151,18 +156,18 @@ def weights(model: Checkpoint, side: str) -> list[Tensor]:
     return [t for t in model.tensors if loaded(t)]
 
 
-def _measure(model: Checkpoint, side: str, flash: Flash, where: Where, most_tokens: int | None) -> Tower:
+def _measure(model: Checkpoint, side: str, flash: Flash, where: Where, most_tokens: int | None, batch_tokens: int) -> Tower:
     kind = projector(model, side)
     own = weights(model, side)
     biggest = max(own, key=lambda t: t.nbytes, default=None)
-    patch, merge, warm, largest, tokens = _sizes(model, side, kind, most_tokens)
+    patch, merge, warm, largest, tokens = _sizes(model, side, kind, most_tokens, batch_tokens)
     unknown: tuple[str, ...] = ()
     warm_card = warm_host = most_card = most_host = 0
     try:
-        warm_card, warm_host = _buffers(model, side, kind, flash, where, warm, patch, merge)
+        warm_card, warm_host, settled = _buffers(model, side, kind, flash, where, warm, patch, merge)
         most_card, most_host = warm_card, warm_host
         for size in largest:
-            card, host = _buffers(model, side, kind, flash, where, size, patch, merge)
+            card, host, _ = _buffers(model, side, kind, settled, where, size, patch, merge)
             most_card, most_host = max(most_card, card), max(most_host, host)
     except (UnsuitableError, ArithmeticError, IndexError):
         unknown = (kind or side,)
@@ -186,12 +191,16 @@ def _number(model: Checkpoint, key: str) -> int:
     return int(value) if isinstance(value, (int, float)) and 0 < value < 2**31 else 0
 
 
-def _sizes(model: Checkpoint, side: str, kind: str, asked: int | None) -> tuple[int, int, _Size, list[_Size], tuple[int, int]]:
+def _sizes(model: Checkpoint, side: str, kind: str, asked: int | None, batch_tokens: int = BATCH_TOKENS) -> tuple[int, int, _Size, list[_Size], tuple[int, int]]:
     """Return patch, merge, the warm-up image, larger images, and image tokens of both."""
     if side == "audio":
         bins = model.metadata.get("clip.audio.num_mel_bins")
         bins = 640 if kind == "gemma4ua" else int(bins) if isinstance(bins, (int, float)) and 0 < bins <= 256 else 0
-        return 1, 1, _Size(WARM_UP_FRAMES, bins), [], (0, 0)
+        frames = FIVE_MINUTES if kind in WHOLE_SOUND else MINUTE if kind == "dots3note_a" else 0
+        table = model.by_name.get("a.position_embd.weight")
+        if kind == "lfm2a" and table is not None:
+            frames = min(frames, 2 * table.shape[-1])
+        return 1, 1, _Size(WARM_UP_FRAMES, bins), [_Size(frames, bins)] if frames else [], (0, 0)
     limits = LIMITS.get(kind, _FIXED)
     patch, pixels = _number(model, "patch_size"), _number(model, "image_size")
     merge = (_number(model, limits.merge_key) if limits.merge_key else 0) or limits.merge
@@ -220,13 +229,17 @@ def _sizes(model: Checkpoint, side: str, kind: str, asked: int | None) -> tuple[
         largest = [_Size(edge // cell * cell, edge // cell * cell)]
     elif kind == "lfm2":
         largest = [_Size(LFM2_TILE, LFM2_TILE)]
+    elif kind in ("resampler", "minicpmv4_6"):  # the overview keeps its aspect ratio, rounded to whole cells
+        largest = [_Size(pixels + cell, pixels + cell)]
     elif kind == "deepseekocr":
         tiles = _number(model, "preproc_max_tiles") or 9
-        largest = [_Size(640, 640 * tiles)]
+        largest = [_Size(OCR_TILE, OCR_TILE * tiles), _Size(pixels, pixels, max(1, batch_tokens // 273))]
+    elif kind == "deepseekocr2":
+        largest = [_Size(OCR2_TILE, OCR2_TILE, max(1, batch_tokens // 144)), _Size(pixels, pixels, max(1, batch_tokens // 257))]
     elif kind == "granite4_vision":
         largest = [_Size(pixels, pixels * (1 + _most_tiles(model, pixels)))]
-    if kind in BATCHED and kind != "deepseekocr" and tokens <= BATCH_TOKENS // 2:
-        largest.append(_Size(warm_side, warm_side, BATCH_TOKENS // tokens))
+    if kind in BATCHED and tokens <= batch_tokens // 2:
+        largest.append(_Size(warm_side, warm_side, batch_tokens // tokens))
     most_tokens = max([tokens, *((s.width // cell) * (s.height // cell) * s.batch for s in largest)])
     return patch, merge, warm, largest, (tokens, most_tokens)
 
@@ -244,8 +257,8 @@ def _most_tiles(model: Checkpoint, pixels: int) -> int:
     return max((int(a) // pixels * (int(b) // pixels) for a, b in zip(points[::2], points[1::2], strict=False)), default=1)
 
 
-def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where, size: _Size, patch: int, merge: int) -> tuple[int, int]:
-    """Return the bytes of the buffers on the device and in host memory after a graph was reserved."""
+def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where, size: _Size, patch: int, merge: int) -> tuple[int, int, Flash]:
+    """Return the bytes of the buffers on the device and in host memory after a graph was reserved, and what became of "auto"."""
     build = (VISION if side == "vision" else AUDIO).get(kind)
     if build is None or size.width <= 0 or size.height <= 0:
         raise UnsuitableError(kind)
@@ -260,8 +273,10 @@ def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where
     runs = card_runs if where == "card" else None
     first = graph(flash=flash != "off")
     found = [first.pack(card=where != "host", runs=runs)]
+    settled: Flash = "on" if flash == "auto" else flash
     if flash == "auto" and where == "card" and not all(card_runs(n) for n in first.nodes if n.op == "flash"):
         # tried first, and what was reserved for the trial stays
         found.append(graph(flash=False).pack(card=True, runs=runs))
-    return max(card for card, _ in found), max(host for _, host in found)
+        settled = "off"
+    return max(card for card, _ in found), max(host for _, host in found), settled
 
