@@ -547,6 +547,8 @@ def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
     if settings.split_mode == "tensor":
         if hyper.architecture in NO_TENSOR_SPLIT and not settings.graph_of_fork:
             refuse("tensor-split-architecture", f"split mode tensor is not implemented for {hyper.architecture}", "layers.split", "tensor")
+        if not settings.devices and not settings.graph_of_fork:
+            refuse("tensor-split-without-devices", "split mode tensor needs a device, and the engine sees none", "layers.split", "tensor")
         if settings.flash_attn == "off" and not settings.graph_of_fork:
             refuse("tensor-split-without-flash-attention", "split mode tensor needs flash attention, which is off", "layers.split", "tensor")
     return found
@@ -558,7 +560,7 @@ def _copied_bytes(checkpoint: Checkpoint, hyper: HyperParameters, moved: Mapping
     return sum(row.nbytes for row in _table(checkpoint, hyper).rows if row.name in names) if names else 0
 
 
-def _cut_rows(checkpoint: Checkpoint, hyper: HyperParameters, splitter: tensor_split.Splitter, rules: BufferRules) -> list[tuple[int, ...]]:
+def _cut_rows(checkpoint: Checkpoint, hyper: HyperParameters, splitter: tensor_split.Splitter, rules: Sequence[BufferRules]) -> list[tuple[int, ...]]:
     """Return every row's bytes on every card."""
     found = []
     for row in _table(checkpoint, hyper).rows:
@@ -567,11 +569,11 @@ def _cut_rows(checkpoint: Checkpoint, hyper: HyperParameters, splitter: tensor_s
         if tensor.layer is not None:
             taken = splitter.tensor(row.place, row.name.split(".", 2)[-1], tensor.shape)
         elif row.name in ("output.weight", "output.bias"):
-            counts = splitter.output(tensor.shape[-1])
-            taken = tensor_split.Cut(len(tensor.shape) - 1, counts) if counts is not None else None
+            counts = splitter.output(tensor.shape[-1] if tensor.shape else 1)
+            taken = tensor_split.Cut(max(len(tensor.shape) - 1, 0), counts) if counts is not None else None
         found.append(
-            tensor_split.sliced(row.type_name, tensor.shape, taken, rules.align, rules.quant_row) if taken is not None
-            else (row.size(rules),) * len(splitter.shares)
+            tuple(row.size(r) for r in rules) if taken is None
+            else tuple(tensor_split.sliced(row.nbytes, tensor_split.block_of(row.type_name), tensor.shape, taken, j, r.align, r.quant_row) for j, r in enumerate(rules))
         )  # fmt: skip
     return found
 
@@ -581,48 +583,86 @@ def _shared(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -
     devices = settings.devices
     count = len(devices)
     alone = replace(settings, devices=devices[:1], tensor_split=(), pipeline=False)
-    one = lay_out(checkpoint, alone, host_free=host_free)
+    one, _ = _lay_out(checkpoint, alone, host_free, None)
     hyper = latent.adapted(checkpoint, settings)
     (whole,) = one.devices
-    table = _table(checkpoint, hyper)
+    where = one.layer_device
+    rules = tuple(BUFFER_RULES.get(d.kind, BUFFER_RULES["cpu"]) for d in devices)
     shares = (*settings.tensor_split[:count], *(0.0,) * (count - len(settings.tensor_split)))
-    rules = BUFFER_RULES.get(devices[0].kind, BUFFER_RULES["cpu"])
     store = derived(checkpoint)
     key = ("tensor split", hyper.mla, shares, rules)
     if key not in store:
         splitter = tensor_split.Splitter(checkpoint, hyper, shares)
         store[key] = splitter, _cut_rows(checkpoint, hyper, splitter, rules)
     splitter, parts = store[key]
-    _, _, host_rows, _ = _place(checkpoint, hyper, alone, devices[:1], one.layer_device, [], [])
-    gone = {(r.name, r.place) for r in host_rows}
+    _, _, host_rows, taken = _place(checkpoint, hyper, alone, devices[:1], where, [], [])
+    gone = {(r.name, r.place) for r in host_rows if r.place != ALL_DEVICES or all(w < 0 for w in where[: hyper.layers])}
     last = hyper.layers_all if settings.load_mtp or hyper.architecture == "graniteswitch" else hyper.layers
     weights, experts = [0] * count, [0] * count
-    for row, sizes in zip(table.rows, parts, strict=True):
-        if row.place == SKIPPED or last <= row.place < hyper.layers_all or (row.name, row.place) in gone:
+    for row, sizes in zip(_table(checkpoint, hyper).rows, parts, strict=True):
+        if row.place == SKIPPED or last <= row.place < hyper.layers_all or (row.place == OUTPUT and where[-1] < 0) or (row.name, row.place) in gone:
             continue
         into = experts if row.expert else weights
         for j, size in enumerate(sizes):
             into[j] += size
     kv, state = [0] * count, [0] * count
     rollback = settings.n_rs_seq if hyper.architecture in ROLLBACK else 0
-    caches = contexts.layer_caches(
-        hyper, one.resolved, rollback=rollback, align=rules.align, quant_row=rules.quant_row if settings.cache_rows_padded else 0,
-        latent_values=settings.latent_values, per_head=settings.cache_rows_per_head,
-    )
-    for i, cache in enumerate(caches):
-        if one.layer_device[i] < 0 or not settings.kv_offload:
-            continue
-        for j in range(count):
-            kv[j] += splitter.cache_bytes(i, j, one.resolved, cache.kv, rules.align, rules.quant_row if settings.cache_rows_padded else 0)
-            state[j] += splitter.state_bytes(i, j, one.resolved, cache.state, rollback, rules.align)
+    for j, rule in enumerate(rules):
+        quant_row = rule.quant_row if settings.cache_rows_padded else 0
+        caches = contexts.layer_caches(
+            hyper, one.resolved, rollback=rollback, align=rule.align, quant_row=quant_row,
+            latent_values=settings.latent_values, per_head=settings.cache_rows_per_head,
+        )
+        for i, cache in enumerate(caches):
+            if where[i] >= 0 and settings.kv_offload:
+                kv[j] += splitter.cache_bytes(i, j, one.resolved, cache.kv, rule.align, quant_row)
+                state[j] += splitter.state_bytes(i, j, one.resolved, cache.state, rollback, rule.align)
     found = tuple(
         replace(
             whole, device=d.name, weights=weights[j], experts=experts[j], kv=kv[j], state=state[j],
-            compute_what=f"{whole.compute_what}, whole on every card",
+            compute_what=f"{whole.compute_what}, whole on every card" if count > 1 else whole.compute_what,
         )
         for j, d in enumerate(devices)
     )  # fmt: skip
-    return replace(one, devices=found)
+    problem = None if settings.graph_of_fork else _stops(checkpoint, hyper, settings, splitter, one.resolved, where, host_rows, taken)
+    stop = () if problem is None else (
+        Remark(
+            kind="impossible", code="tensor-split-stops", knob="layers.split", value="tensor",
+            message=f"split mode tensor ends in an assertion: {problem}", ways=(Way(knob="layers.split", value="layer"),),
+        ),
+    )  # fmt: skip
+    return replace(one, devices=found, remarks=(*stop, *one.remarks))
+
+
+def _stops(
+    checkpoint: Checkpoint, hyper: HyperParameters, settings: Settings, splitter: tensor_split.Splitter,
+    resolved: contexts.Resolved, where: Sequence[int], host_rows: Sequence[Row], taken: Mapping[int, str],
+) -> str | None:  # fmt: skip
+    """Return why the engine's one device cannot run the graph of ``--split-mode tensor``, or nothing."""
+    rows = _table(checkpoint, hyper).rows
+    cards = {d.name.casefold() for d in settings.devices}
+    for index, name in taken.items():
+        if name.casefold() in cards:
+            return f"{rows[index].name} is given to {name} alone"
+    blocks = [b for b, w in zip(compute.blocks_of(checkpoint, hyper), where, strict=False) if w >= 0]
+    if blocks and hyper.architecture not in tensor_split.ALL_WHOLE and all(d.kind in CUDA_KINDS for d in settings.devices):
+        plain = hyper.memory == "none" and all(not b.heads_kv or (b.head_k in compute.FLASH_HEADS and b.head_k == b.head_v) for b in blocks)
+        if not (plain or (hyper.memory != "none" and compute.flash_works(blocks, settings.type_k, settings.type_v))):
+            sizes = sorted({f"{b.head_k}" if b.head_k == b.head_v else f"{b.head_k} and {b.head_v}" for b in blocks if b.heads_kv})
+            return (
+                f"the cards have no flash attention kernel for heads of {', '.join(sizes)} with keys of type {settings.type_k} and values of type "
+                f"{settings.type_v}, and the host cannot attend for them"
+            )
+    moved: dict[int, set[str]] = {}
+    for row in host_rows:
+        if 0 <= row.place < len(where) and where[row.place] >= 0:
+            moved.setdefault(row.place, set()).add(row.name.split(".", 2)[-1])
+    turned = [settings.rotated_cache and CACHE_TYPES[t][0] > 1 for t in (settings.type_k, settings.type_v)]
+    return splitter.stops(tensor_split.Launch(
+        type_k=settings.type_k, type_v=settings.type_v, turned=(turned[0], turned[1]), roped=all(b.rotated for b in blocks),
+        cache_here=settings.kv_offload or hyper.memory == "none", streams=resolved.streams,
+        hosted=[w < 0 for w in where[: hyper.layers]], moved={i: frozenset(names) for i, names in moved.items()},
+    ))  # fmt: skip
 
 
 def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None = None, ceilings: Mapping[str, int] | None = None) -> Layout:
@@ -633,7 +673,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     store: dict[tuple[Settings, int | None], Layout] = derived(checkpoint).setdefault("layouts", {})
     known = store.get((settings, host_free))
     if known is None:
-        known = _shared(checkpoint, settings, host_free) if settings.split_mode == "tensor" and len(settings.devices) > 1 else None
+        known = _shared(checkpoint, settings, host_free) if settings.split_mode == "tensor" and settings.devices else None
         known, whole = (known, True) if known is not None else _lay_out(checkpoint, settings, host_free, ceilings)
         if whole:
             if len(store) >= MOST_LAYOUTS:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from residency.checkpoint.types import TYPE_BY_NAME
 
-from .context import pad
+from .context import pad, row_bytes
+from .settings import CACHE_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,9 +76,24 @@ ALL_WHOLE = frozenset({"hrm_text"})
 STATE_WHOLE = frozenset({"lfm2", "lfm2moe"})
 #: Columns the kernels like to have at once.
 KERNEL_COLUMNS = 128
+#: Architectures whose graph joins what is cut with what every card holds whole, and what it is.
+JOINED = {"chameleon": "the logits with the mask of the image tokens"}
+#: Blocks are walked more than once, so none may stay on the host.
+WALKED_AGAIN = frozenset({"hrm_text"})
+#: Cards the engine's one device is made of at most (GGML_BACKEND_META_MAX_DEVICES).
+MOST_CARDS = 16
+#: Held whole, but worked on heads that are cut.
+ON_HEADS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight", "ssm_norm.weight"})
+#: Heads of multiples of this are rotated for a quantised cache.
+ROTATED_HEAD = 64
+#: Router and experts do not read one norm.
+NORM_APART = frozenset({"gemma4", "smallthinker"})
+#: The end of a cut run: its input may be gathered, so it alone may lie elsewhere.
+LAST = frozenset({"attn_output.weight", "attn_output_b.weight", "ssm_out.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight"})
 #: Metadata the cuts depend on beside the hyper-parameters.
 KEYS = (
     "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.conv_kernel", "attention.output_group_count", "attention.output_lora_rank",
+    "attention.kv_lora_rank",
 )  # fmt: skip
 
 
@@ -119,22 +135,23 @@ def cut(size: int, grain: int, shares: Sequence[float], turn: int) -> list[int]:
     return found
 
 
-def sliced(type_name: str, shape: Sequence[int], taken: Cut, align: int, quant_row: int) -> tuple[int, ...]:
-    """Return the bytes every card's part of a tensor takes in its buffer; see ``layout.BufferRules`` for the last two."""
+def block_of(type_name: str) -> tuple[int, int]:
+    """Return elements and bytes of a block; (1, 0) for a type no table knows."""
     known = TYPE_BY_NAME.get(type_name.lower())
-    block, size = (known.block, known.nbytes) if known is not None else (1, 0)
-    found = []
-    for count in taken.counts:
-        part = [*shape, *(1,) * (taken.axis + 1 - len(shape))]
-        part[taken.axis] = count
-        rows = 1
-        for n in part[1:]:
-            rows *= n
-        nbytes = part[0] // block * size * rows
-        if quant_row and block > 1 and part[0] % quant_row:
-            nbytes += (quant_row - part[0] % quant_row) // block * size
-        found.append(pad(nbytes, align))
-    return tuple(found)
+    return (known.block, known.nbytes) if known is not None else (1, 0)
+
+
+def sliced(nbytes: int, block: tuple[int, int], shape: Sequence[int], taken: Cut, card: int, align: int, quant_row: int) -> int:
+    """Return the bytes a card's part of a tensor takes in its buffer.
+
+    ``nbytes``: of the whole tensor. ``block``: elements and bytes of a block of its type. See ``layout.BufferRules`` for the last two.
+    """
+    count = taken.counts[card]
+    part = nbytes * count // max(shape[taken.axis] if taken.axis < len(shape) else 1, 1)
+    row = count if taken.axis == 0 else shape[0]
+    if quant_row and block[0] > 1 and row % quant_row:
+        part += (quant_row - row % quant_row) // block[0] * block[1]
+    return pad(part, align)
 
 
 class Splitter:
@@ -143,7 +160,7 @@ class Splitter:
     def __init__(self, checkpoint: Checkpoint, hyper: HyperParameters, shares: Sequence[float]) -> None:
         self.hyper = hyper
         self.shares = tuple(shares)
-        self.types = {name: t.type_name for name, t in checkpoint.by_name.items()}
+        self.tensors = checkpoint.by_name
         self.sizes = {key: max(checkpoint.integer(key), 0) for key in KEYS}
         self.turns: list[int] = []
         seen: dict[tuple[bool, bool], int] = {}
@@ -152,6 +169,13 @@ class Splitter:
             self.turns.append(seen.get(kind, 0) % len(self.shares))
             seen[kind] = seen.get(kind, 0) + 1
         self._cuts: dict[tuple[tuple[Segment, ...], int], tuple[int, ...]] = {}
+        self.cut_names: list[dict[str, Cut]] = [{} for _ in self.turns]  # per block: what is cut, and how
+        for tensor in checkpoint.tensors:
+            if tensor.layer is not None:
+                name = tensor.name.split(".", 2)[-1]
+                taken = self.tensor(tensor.layer, name, tensor.shape)
+                if taken is not None:
+                    self.cut_names[tensor.layer][name] = taken
 
     def _counts(self, segments: tuple[Segment, ...], turn: int) -> tuple[int, ...]:
         found = self._cuts.get((segments, turn))
@@ -165,10 +189,9 @@ class Splitter:
 
     def _block(self, layer: int, name: str, after: Sequence[str]) -> int:
         for source in after or (name,):
-            kind = self.types.get(f"blk.{layer}.{source}")
-            if kind is not None:
-                known = TYPE_BY_NAME.get(kind.lower())
-                return known.block if known is not None else 1
+            tensor = self.tensors.get(f"blk.{layer}.{source}")
+            if tensor is not None:
+                return block_of(tensor.type_name)[0]
         return 1
 
     def _grains(self, kind: Kind, layer: int, block: int, rows: int) -> tuple[int, ...]:
@@ -283,7 +306,8 @@ class Splitter:
         cells = (resolved.window_cells if self.hyper.windowed[layer] else resolved.n_ctx_seq) * resolved.streams
         total = 0
         for type_name, counts in zip((resolved.type_k, resolved.type_v), rows, strict=True):
-            total += sliced(type_name, (0, cells), Cut(0, (counts[card],)), align, quant_row)[0]
+            length = sum(counts)
+            total += sliced(row_bytes(type_name, length) * cells, CACHE_TYPES[type_name], (length, cells), Cut(0, counts), card, align, quant_row)
         return total
 
     def state_bytes(self, layer: int, card: int, resolved: Resolved, whole: int, rollback: int, align: int) -> int:
@@ -315,3 +339,132 @@ class Splitter:
             self._counts(tuple(Segment(n, times, grain * kernel) for n, times in convolution), turn),
             self._counts(tuple(Segment(n, times, grain * head) for n, times in recurrence), turn),
         )  # fmt: skip
+
+    # -- launches that end in an assertion -----------------------------------------------------------------------
+
+    def stops(self, launch: Launch) -> str | None:
+        """Why a launch ends in an assertion when the model is loaded, its graphs are built or first run; None: it does not."""
+        hyper = self.hyper
+        if len(self.shares) > MOST_CARDS:
+            return f"more than {MOST_CARDS} cards"
+        partly = any(launch.hosted) and not all(launch.hosted)
+        if hyper.architecture in WALKED_AGAIN and (partly or launch.moved):
+            return "blocks that are walked more than once lie on the host in part"
+        if not launch.cache_here and launch.streams > 1:
+            return "the caches of several slots are on the host"
+        if hyper.architecture in ALL_WHOLE:
+            return None
+        if hyper.architecture in JOINED and "output.weight" in self.tensors:
+            return JOINED[hyper.architecture]
+        for layer in range(min(hyper.layers, len(launch.hosted))):
+            if not launch.hosted[layer]:
+                cuts = self.cut_names[layer]
+                moved = launch.moved.get(layer, frozenset())
+                found = self._lacks(layer, cuts) or self._uneven(layer, cuts) or self._apart(layer, cuts, launch) or self._misplaced(layer, cuts, moved)
+                if found is not None:
+                    return f"block {layer}: {found}"
+        return None
+
+    def _lacks(self, layer: int, cuts: Mapping[str, Cut]) -> str | None:
+        """Whether a tensor to cut by is missing, or a cut goes through a block of a type."""
+        hyper = self.hyper
+        for name, taken in cuts.items():
+            after = (GROUPED if hyper.memory == "dsv4" and name in GROUPED else RULES)[name].after
+            if after and not any(f"blk.{layer}.{source}" in self.tensors for source in after):
+                return f"{name} is cut like {after[0]}, which the file does not have"
+            if taken.axis == 0:
+                block = self._block(layer, name, ())
+                if any(count % block for count in taken.counts):
+                    return f"{name} is cut inside a block of {block} values"
+        if hyper.recurrent[layer] and hyper.architecture not in STATE_WHOLE and f"blk.{layer}.ssm_out.weight" not in self.tensors:
+            return "the recurrent state is cut like ssm_out.weight, which the file does not have"
+        if hyper.attends[layer] and self.cache(layer) is not None:
+            if f"blk.{layer}.attn_output.weight" not in self.tensors:
+                return "the cache is cut like attn_output.weight, which the file does not have"
+            if f"blk.{layer}.attn_kv_a_mqa.weight" in self.tensors:
+                return "the cache is cut, and its keys are not"
+        return None
+
+    def _uneven(self, layer: int, cuts: Mapping[str, Cut]) -> str | None:
+        """Whether the cards would take parts that do not belong together."""
+        hyper = self.hyper
+        if hyper.memory == "attention" and not hyper.attends[layer] and "attn_q.weight" in cuts and True in hyper.attends:
+            source = hyper.attends.index(False) - (2 if hyper.windowed[layer] else 1)  # the last block of its kind with a cache
+            rows = self.cache(source) if source >= 0 else None
+            if rows is not None and not _alike(cuts["attn_q.weight"].counts, rows[0]):
+                return f"the cards take other heads of the queries than of the cache of block {source}, which it shares"
+        for name, of in (("attn_q_norm.weight", "attn_q.weight"), ("attn_k_norm.weight", "attn_k.weight")):
+            if name in cuts and of in cuts and not _alike(cuts[name].counts, cuts[of].counts):
+                return f"the cards take other heads of {of} than of its norm"
+        if hyper.architecture == "qwen3next" and "ssm_out.weight" in cuts and "attn_qkv.weight" in cuts:
+            head = self.sizes["ssm.state_size"] or 1
+            grain = lcm(self._block(layer, "ssm_out.weight", ()), KERNEL_COLUMNS, head)
+            if not _alike(self._counts((Segment(head * self.sizes["ssm.group_count"], 1, grain),), self.turns[layer]), cuts["ssm_out.weight"].counts):
+                return "the cards take other heads of the values than of the keys"
+        return None
+
+    def _apart(self, layer: int, cuts: Mapping[str, Cut], launch: Launch) -> str | None:
+        """Whether caches on the host, or a single head of keys and values, meet what is cut."""
+        hyper = self.hyper
+        if hyper.recurrent[layer]:
+            return None if launch.cache_here else "its state is on the host"
+        heads = (hyper.head_k_window, hyper.head_v_window) if hyper.windowed[layer] else (hyper.head_k, hyper.head_v)
+        turned = [t and head % ROTATED_HEAD == 0 for t, head in zip(launch.turned, heads, strict=True)]
+        if "attn_qkv.weight" in cuts and not launch.cache_here and not (turned[1] and (turned[0] or launch.roped)):
+            return "keys and values come out of one matrix, and the cache is on the host"
+        if hyper.heads_kv[layer] != 1 or not hyper.heads[layer] or (hyper.memory != "none" and self.cache(layer) is None):
+            return None
+        if f"blk.{layer}.attn_k_norm.weight" in self.tensors:
+            work = "it is normed"
+        elif hyper.memory == "none":
+            work = "there is no cache"
+        elif turned[0] or (turned[1] and "attn_qkv.weight" in cuts):
+            work = "it is rotated for a quantised cache"
+        elif "f32" in (launch.type_k, launch.type_v):
+            work = "it is converted from a cache of type f32"
+        else:
+            return None
+        return f"its one key and value head cannot be told from a cut row when {work}"
+
+    def _misplaced(self, layer: int, cuts: Mapping[str, Cut], moved: frozenset[str]) -> str | None:
+        """Whether parts of the block in host memory leave results whole where others are cut."""
+        if self.hyper.recurrent[layer] and any(name.startswith("shortconv.") for name in moved):
+            return "its convolution is in host memory, and the state is not"
+        heads = {name for name in cuts if not name.startswith("ffn_")}
+        attends = heads - LAST
+        if self.hyper.memory == "none" and heads <= moved:  # no cache: all of the attention may be elsewhere
+            attends = set()
+        for name in sorted(moved):
+            if (name in ON_HEADS and attends) or name in attends:
+                return f"{name} is in host memory, and what it works with is cut"
+            if name in cuts and name not in LAST and name.startswith("ffn_"):
+                rest = [n for n in cuts if n not in moved and n.startswith("ffn_") and _tower(n) == _tower(name)]
+                if rest:
+                    return f"{name} is in host memory, and {rest[0]} is cut"
+        norm = next((n for n in ("ffn_norm.weight", "post_attention_norm.weight", "attn_norm.weight") if f"blk.{layer}.{n}" in self.tensors), "")
+        if norm in moved and "ffn_down_exps.weight" in cuts and not {"ffn_gate_inp.weight", "ffn_down_exps.weight"} & moved and self.hyper.architecture not in NORM_APART:
+            return f"{norm} is in host memory, and the router and the experts read it on the cards"
+        return None
+
+
+def _tower(name: str) -> str:
+    return "exps" if "_exps" in name else "shexp" if "_shexp" in name else ""
+
+
+def _alike(these: Sequence[int], those: Sequence[int]) -> bool:
+    """Whether two tensors are cut in the same proportions."""
+    whole, other = sum(these), sum(those)
+    return all(a * other == b * whole for a, b in zip(these, those, strict=True))
+
+
+class Launch(NamedTuple):
+    """What a launch does with the blocks, as far as the cuts must agree with it."""
+
+    type_k: str
+    type_v: str
+    turned: tuple[bool, bool]  # keys, values of 64 and its multiples are rotated
+    roped: bool  # keys are rotated by their position
+    cache_here: bool  # caches are on the cards
+    streams: int
+    hosted: Sequence[bool]  # per block: the host has it
+    moved: Mapping[int, frozenset[str]]  # names in host memory although their block is on the cards
