@@ -1,8 +1,10 @@
-"""Vision towers against the bytes llama.cpp itself reports for them."""
+"""Image and sound encoders against the bytes llama.cpp itself reports for them."""
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,13 @@ import pytest
 import residency
 from residency.checkpoint import read
 from residency.engines.llama_cpp import vision
+from residency.engines.llama_cpp.encoders import AUDIO, VISION
 
 from gguf_writer import write_gguf  # isort: skip
 
 DATA = json.loads((Path(__file__).parent / "data" / "llama_cpp_vision.json").read_text())
+#: Towers of published models, every projector the engine knows; its own figures, see "origin" and "what" in the file.
+TOWERS = json.loads(gzip.decompress((Path(__file__).parent / "data" / "llama_cpp_towers.json.gz").read_bytes()))
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +42,76 @@ def test_a_tower_takes_what_the_engine_reports(case, towers):
     tower = vision.measure(read(towers[case["mmproj"]]), flash=FLASH[case["flash_attn"]], where=where, most_tokens=case["image_max_tokens"] or None)
     have = tower.weights_bytes + tower.warm_up_bytes
     assert {"CUDA0": have, "CPU": tower.input_bytes} == case["bytes"] if case["gpu"] else {"CPU": have} == case["bytes"]
+
+
+def write_tower(path, tower):
+    """Write a tower's header; a row with a fourth entry stands for that many tensors."""
+    tensors = [(r[0].replace("#", str(i)), r[1], tuple(r[2])) for r in tower["rows"] for i in range(r[3] if len(r) > 3 else 1)]
+    write_gguf(path, tower["metadata"], tensors)
+    return read(str(path))
+
+
+def by_tower(cases):
+    grouped = defaultdict(list)
+    for case in cases:
+        grouped[case["mmproj"]].append(case)
+    return grouped
+
+
+def run_of(case):
+    return {"flash": FLASH[case["flash_attn"]], "where": "card" if case.get("gpu", 1) else "host", "most_tokens": case["image_max_tokens"] or None}
+
+
+CASES, LARGEST = by_tower(TOWERS["cases"]), by_tower(TOWERS["largest"])
+
+
+@pytest.mark.parametrize("name", TOWERS["towers"])
+def test_every_encoder_takes_what_the_engine_reports(name, tmp_path):
+    model = write_tower(tmp_path / "mmproj.gguf", TOWERS["towers"][name])
+    assert len(CASES[name]) == 8
+    for case in CASES[name]:
+        found = vision.measure(model, **run_of(case))
+        have = found.weights_bytes + found.warm_up_bytes
+        assert ({"CUDA0": have, "CPU": found.input_bytes} if case["gpu"] else {"CPU": have}) == case["bytes"], case
+        assert found.unknown == ()
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_image_takes_what_the_engine_reserves_for_it(name, tmp_path):
+    model = write_tower(tmp_path / "mmproj.gguf", TOWERS["towers"][name])
+    for case in LARGEST[name]:
+        found = vision.measure(model, **run_of(case))
+        assert {"CUDA0": found.largest_bytes, "CPU": found.largest_input_bytes} == case["compute"], case
+
+
+def test_every_projector_of_the_engine_is_among_the_towers():
+    seen = {tower["metadata"].get(f"clip.{prefix}projector_type", {}).get("str") for tower in TOWERS["towers"].values() for prefix in ("", "vision.", "audio.")}
+    assert set(VISION) | set(AUDIO) <= seen | {"qwen2.5o"}
+
+
+def test_an_encoder_nobody_knows_cannot_be_told(tmp_path, gemma_path):
+    tower = json.loads(json.dumps(TOWERS["towers"]["smolvlm-256m"]))
+    tower["metadata"]["clip.projector_type"] = {"str": "idefics9"}
+    model = write_tower(tmp_path / "mmproj.gguf", tower)
+    found = vision.measure(model)
+    assert found.unknown == ("idefics9",)
+    assert found.weights_bytes == model.tensor_bytes
+    argv = ["llama-server", "-m", str(gemma_path), "-c", "4096", "--mmproj", str(tmp_path / "mmproj.gguf")]
+    unknowns = residency.validate(argv, machine="rtx-3090", environ={}).budget.unknowns
+    assert [u.what for u in unknowns] == ["buffers of the idefics9 encoder"]
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("embedding_length", {"u32": 64}), ("block_count", {"u32": 1 << 19}), ("attention.head_count", {"u32": 0}), ("patch_size", {"u32": 0}),
+    ("image_size", {"str": "many"}), ("projector.scale_factor", {"f32": float("nan")}), ("feature_layer", {"array": "str", "value": ["x"]}),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["smolvlm-256m", "granite-vision-4.1", "qwen3-vl-2b", "mimo-v2.5", "deepseek-ocr"])
+def test_a_damaged_projector_file_stops_nothing(name, key, value, tmp_path):
+    tower = json.loads(json.dumps(TOWERS["towers"][name]))
+    tower["metadata"][f"clip.vision.{key}"] = value
+    found = vision.measure(write_tower(tmp_path / "mmproj.gguf", tower))
+    assert found.weights_bytes > 0
+    assert found.unknown or found.warm_up_bytes > 0
 
 
 def test_the_largest_image_is_an_upper_bound(towers, gemma_path):

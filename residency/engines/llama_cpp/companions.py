@@ -217,8 +217,9 @@ def vision(
     )  # fmt: skip
     if device is not None:
         rows.append(
-            Allocation.exact(machine.host_pool.name, Purpose.VISION, "image inputs on the host", Phase.WARM_UP, found.input_bytes,
-                             backing="anonymous", knob="vision.max_tokens")
+            Allocation(pool=machine.host_pool.name, purpose=Purpose.VISION, name="image inputs on the host",
+                       phase=Phase.WARM_UP if warm_up else Phase.RUN_TIME, certain_bytes=found.input_bytes if warm_up else 0,
+                       likely_bytes=found.input_bytes, at_most_bytes=found.largest_input_bytes, backing="anonymous", knob="vision.max_tokens")
         )  # fmt: skip
     return rows, [], unknowns
 

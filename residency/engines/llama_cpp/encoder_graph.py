@@ -65,7 +65,7 @@ class Node:
 
 
 def _shape(ne: Iterable[int]) -> Shape:
-    values = (*ne, 1, 1, 1)
+    values = (*ne, 1, 1, 1, 1)
     return values[0], values[1], values[2], values[3]
 
 

@@ -27,6 +27,10 @@ SWAPPED = frozenset({
 CLAMPED = frozenset({"gemma4v", "gemma4a"})
 
 
+#: More experts a token than any model has: the file is damaged.
+MOST_EXPERTS = 1024
+
+
 class UnsuitableError(Exception):
     """The file's shapes do not fit the encoder it names; the engine would refuse it, too."""
 
@@ -148,6 +152,8 @@ class Encoder(Graph):
         gate, up, down = (self.need(f"{name}.ffn_{n}_exps.weight") for n in ("gate", "up", "down"))
         tokens, count = x.ne[1], gate.ne[2]
         used = min(count, self.number("expert_used_count", 1))
+        if used > MOST_EXPERTS:
+            raise UnsuitableError(name)
         chance = self.act(self.mm(self.need(f"{name}.ffn_gate_inp.weight"), x))
         chosen = self.op("top_k", (used, tokens), self.add(chance, self.w(f"{name}.exp_probs_b.weight")), type_name="I32")
         share = self.reshape(self.rows(self.reshape(chance, 1, count, tokens), chosen), used, tokens)

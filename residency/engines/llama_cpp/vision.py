@@ -8,6 +8,7 @@ llama.cpp 0.5.0 (0c1e570), ``tools/mtmd/clip.cpp``: load_hparams (limits of imag
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -68,6 +69,7 @@ FIVE_MINUTES, MINUTE = 30_000, 6_000
 SHARED = ("v.class_embd", "v.patch_embd.bias", "v.patch_embd.weight", "v.patch_embd.weight.1", "v.norm_embd.weight", "v.norm_embd.bias")
 #: Numbers the engine reads itself; they take no place on the device.
 SCALARS = (".input_max", ".input_min", ".output_max", ".output_min", "a.mel_filters", "a.window")
+_BLOCK = re.compile(r"[va]\.(?:blk|deepstack)\.(\d{1,6})\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,7 @@ class Tower:
     warm_up_bytes: int  # compute buffers reserved at load
     largest_bytes: int  # compute buffers after the largest image
     input_bytes: int  # host memory beside a device: inputs of the warm-up image, and what the device cannot run
+    largest_input_bytes: int  # the same after the largest image
     projector: str
     warm_up_tokens: int
     most_tokens: int
@@ -133,6 +136,7 @@ def measure(
         warm_up_bytes=sum(t.warm_up_bytes for t in towers),
         largest_bytes=sum(t.largest_bytes for t in towers),
         input_bytes=sum(t.input_bytes for t in towers),
+        largest_input_bytes=sum(t.largest_input_bytes for t in towers),
         projector=" and ".join(dict.fromkeys(t.projector for t in towers)),
         warm_up_tokens=first.warm_up_tokens,
         most_tokens=first.most_tokens,
@@ -146,9 +150,15 @@ def weights(model: Checkpoint, side: str) -> list[Tensor]:
     """Return the tensors that one encoder of the file loads."""
     both = len([s for s in ("vision", "audio") if model.metadata.get(f"clip.has_{s}_encoder") is True]) > 1
 
+    blocks = model.metadata.get(f"clip.{side}.block_count")
+    limit = blocks if isinstance(blocks, int) and projector(model, side) != "gemma3nv" else None
+
     def loaded(tensor: Tensor) -> bool:
         name = tensor.name
         if name.endswith(SCALARS):
+            return False
+        block = _BLOCK.match(name) if limit is not None else None
+        if block is not None and limit is not None and int(block[1]) >= limit:
             return False
         sound = name.startswith(("a.", "mm.a."))
         return sound or not both or name in SHARED if side == "audio" else not sound
@@ -160,16 +170,17 @@ def _measure(model: Checkpoint, side: str, flash: Flash, where: Where, most_toke
     kind = projector(model, side)
     own = weights(model, side)
     biggest = max(own, key=lambda t: t.nbytes, default=None)
-    patch, merge, warm, largest, tokens = _sizes(model, side, kind, most_tokens, batch_tokens)
     unknown: tuple[str, ...] = ()
     warm_card = warm_host = most_card = most_host = 0
+    tokens = (0, 0)
     try:
+        patch, merge, warm, largest, tokens = _sizes(model, side, kind, most_tokens, batch_tokens)
         warm_card, warm_host, settled = _buffers(model, side, kind, flash, where, warm, patch, merge)
         most_card, most_host = warm_card, warm_host
         for size in largest:
             card, host, _ = _buffers(model, side, kind, settled, where, size, patch, merge)
             most_card, most_host = max(most_card, card), max(most_host, host)
-    except (UnsuitableError, ArithmeticError, IndexError):
+    except (UnsuitableError, ArithmeticError, LookupError, TypeError, ValueError):  # damaged files; the engine refuses them, too
         unknown = (kind or side,)
     on_host = where == "host"
     return Tower(
@@ -177,6 +188,7 @@ def _measure(model: Checkpoint, side: str, flash: Flash, where: Where, most_toke
         warm_up_bytes=warm_host if on_host else warm_card,
         largest_bytes=most_host if on_host else most_card,
         input_bytes=0 if on_host else warm_host,
+        largest_input_bytes=0 if on_host else most_host,
         projector=kind or "unknown",
         warm_up_tokens=tokens[0],
         most_tokens=max(tokens),
@@ -246,7 +258,8 @@ def _sizes(model: Checkpoint, side: str, kind: str, asked: int | None, batch_tok
 
 def _box(tokens: int, cell: int) -> _Size:
     """The squarest image of about so many tokens."""
-    across = max(1, isqrt(tokens))
+    side = max(1, isqrt(tokens))
+    across = max(range(side, side * 3 // 4, -1), key=lambda n: (tokens // n * n, n))
     return _Size(across * cell, max(1, tokens // across) * cell)
 
 
