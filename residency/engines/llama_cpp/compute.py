@@ -428,13 +428,17 @@ class Graph:
             mask = self.mask_for(block, sparse)
             if self.hyper.memory == "none":
                 cache = [tape.op(key_row * cells * 2, k), tape.op(value_row * cells * 2, v)]
-            elif s.type_k == "f32":
-                cache = [tape.op(key_row * cells * 2, *cache[:1]), tape.op(value_row * cells * 2, *cache[1:])]
-            else:
-                if s.type_k != "f16":
+            else:  # float32 is converted before, other types behind the result
+                keys, values = cache[:1], cache[1:]
+                if s.type_k == "f32":
+                    keys = [tape.op(key_row * cells * 2, *keys)]
+                elif s.type_k != "f16":
                     size = -(-size // 128) * 128 + key_row * cells * 2
-                if s.type_v != "f16" and not latent:
+                if (s.type_k if latent else s.type_v) == "f32":
+                    values = [tape.op(value_row * cells * 2, *values)]
+                elif s.type_v != "f16" and not latent:
                     size = -(-size // 128) * 128 + value_row * cells * 2
+                cache = [*keys, *values]
             return tape.op(size, tape.view(q), *cache, mask)
         scores = block.heads * cells // s.streams * self.t4
         if s.scores_cap:
