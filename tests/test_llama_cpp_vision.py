@@ -129,3 +129,13 @@ def test_the_encoder_goes_where_it_is_told(towers, gemma_path):
     rows = [a for a in residency.validate(argv, machine="rtx-3090", environ={}).budget.allocations if a.purpose == "vision"]
     assert {a.pool for a in rows} == {"host"}
     assert sum(a.likely_bytes for a in rows) == pytest.approx(977011136, rel=0.016)
+
+
+def test_fit_leaves_room_for_the_encoder(towers, gemma_path):
+    # 22,500 MiB kept free leave room for 32,768 tokens, and with the tower's 932 MiB on the card for the smallest context only.
+    def context(*more):
+        argv = ["llama-server", "-m", str(gemma_path), "-fit", "on", "--fit-target", "22500", *more]
+        return residency.validate(argv, machine="rtx-3090", environ={}).budget.facts["context"]
+
+    alone, beside, elsewhere = context(), context("--mmproj", towers["gemma3-4b"]), context("--mmproj", towers["gemma3-4b"], "--no-mmproj-offload")
+    assert (alone, beside, elsewhere) == (32768, 4096, 32768)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from residency.machine.model import Device, Machine
 
     from .layout import Layout
-    from .vision import Where
+    from .vision import Tower, Where
 
 MIB = 2**20
 #: Defaults of the server: prompt cache in MiB, context checkpoints per slot.
@@ -177,20 +177,36 @@ def _adapters(models: Models, machine: Machine, devices: tuple[Device, ...], lay
     return rows
 
 
-def vision(
-    launch: Launch, tower: Checkpoint, machine: Machine, settings: Settings, devices: tuple[Device, ...]
-) -> tuple[list[Allocation], list[Remark], tuple[Unknown, ...]]:
-    """Return the projector's allocations: all on one device, outside any layer split; and what cannot be told."""
+def _encoders(launch: Launch, tower: Checkpoint, machine: Machine, settings: Settings, devices: tuple[Device, ...]) -> tuple[Device | None, Tower | None]:
+    """Return the device that carries the encoders (None: the processor) and their bytes."""
     wanted = launch.get("vision.device")
     device = None
     if wanted not in ("cpu", "none"):
         device = machine.device(wanted) if wanted else (devices[0] if devices else None)
-    pool = device.pool if device is not None else machine.host_pool.name
-    backing: Backing = "device" if device is not None else "anonymous"
     where: Where = "host" if device is None else "card" if device.kind in CUDA_KINDS else "device"
     batch = launch.options.get("mtmd-batch-max-tokens")
     found = measure(tower, flash=settings.flash_attn, where=where, most_tokens=launch.get("vision.max_tokens"),
                     batch_tokens=batch if isinstance(batch, int) and batch > 0 else BATCH_TOKENS)  # fmt: skip
+    return device, found
+
+
+def counted_by_fit(launch: Launch, models: Models, machine: Machine, settings: Settings, devices: tuple[Device, ...]) -> dict[str, int]:
+    """Return the bytes that ``--fit`` leaves free on a device for the encoders; the server alone does."""
+    if models.mmproj is None or program_of(launch) != "llama-server":
+        return {}
+    device, found = _encoders(launch, models.mmproj, machine, settings, devices)
+    if device is None or found is None:
+        return {}
+    return {device.name: found.weights_bytes + (0 if launch.options.get("warmup") is False else found.warm_up_bytes)}
+
+
+def vision(
+    launch: Launch, tower: Checkpoint, machine: Machine, settings: Settings, devices: tuple[Device, ...]
+) -> tuple[list[Allocation], list[Remark], tuple[Unknown, ...]]:
+    """Return the projector's allocations: all on one device, outside any layer split; and what cannot be told."""
+    device, found = _encoders(launch, tower, machine, settings, devices)
+    pool = device.pool if device is not None else machine.host_pool.name
+    backing: Backing = "device" if device is not None else "anonymous"
     more: dict[str, Any] = {"device": device.name if device is not None else None, "backing": backing}
     if found is None:
         if not any(t.role in (Role.VISION, Role.AUDIO) for t in tower.tensors):

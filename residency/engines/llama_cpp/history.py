@@ -27,6 +27,11 @@ class Change(NamedTuple):
 
 #: Laws by name. What llama.cpp 0.5.0 does is the state after every change of its column.
 CHANGES: Mapping[str, Mapping[str, Change]] = {
+    # The server's --fit leaves room for the image and sound encoders on their device.
+    "fit-counts-encoders": {
+        UPSTREAM: Change("0.5.0", "tools/server/server-context.cpp of 0.5.0; the builds before it were not looked into"),
+        IK: Change(None, "it has no --fit"),
+    },
     # Every layer is offloaded unless -ngl says otherwise; before, none.
     "all-layers": {
         UPSTREAM: Change("0.0.6240", "default of -ngl, summer 2025"),

@@ -14,7 +14,7 @@ from residency.units import size
 from residency.ways import Way
 
 from . import history, soundness
-from .companions import companions
+from .companions import companions, counted_by_fit
 from .context import pad
 from .fit import adjust, enabled, margins
 from .hparams import ENGINE_ARCHITECTURES, derived
@@ -52,10 +52,11 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
         text = f"the architecture {model.architecture!r} is not one {engine} {version} lists; it is laid out by what its metadata and tensors say"
         remarks.append(Remark(kind="risk", code="unlisted-architecture", knob="model.path", message=text))
     fits = enabled(launch, program_of(launch), version)
-    free = _free(launch, settings) if fits else None
+    counted = history.follows("fit-counts-encoders", engine, version)
+    free = _free(launch, settings, counted_by_fit(launch, models, machine, settings, devices) if counted else {}) if fits else None
     layout = lay_out(model, settings, host_free=host.free_bytes, ceilings=free)
     if fits and _room(layout, free, host) < 0:
-        settings, adjusted = _fitted(launch, model, settings, host)
+        settings, adjusted = _fitted(launch, model, settings, host, free)
         remarks += adjusted
         layout = lay_out(model, settings, host_free=host.free_bytes)
     copies: dict[str, int] = {}
@@ -88,9 +89,8 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
     )
 
 
-def _fitted(launch: Launch, model: Checkpoint, settings: Settings, host: Pool) -> tuple[Settings, tuple[Remark, ...]]:
-    """Return the settings after the engine's own --fit."""
-    free = _free(launch, settings)  # nothing that is changed moves it
+def _fitted(launch: Launch, model: Checkpoint, settings: Settings, host: Pool, free: Mapping[str, int] | None) -> tuple[Settings, tuple[Remark, ...]]:
+    """Return the settings after the engine's own --fit; nothing that it changes moves what is free."""
 
     def room(candidate: Settings) -> float:
         return _room(lay_out(model, candidate, host_free=host.free_bytes, ceilings=free), free, host)
@@ -123,13 +123,13 @@ def _falls_back(layout: Layout, settings: Settings) -> Remark:
                   ways=(Way(knob="layers.split", value="none"),))  # fmt: skip
 
 
-def _free(launch: Launch, settings: Settings) -> dict[str, int] | None:
-    """Return what --fit may fill on every device; None where a device's free memory is not known."""
+def _free(launch: Launch, settings: Settings, beside: Mapping[str, int]) -> dict[str, int] | None:
+    """Return what --fit may fill on every device beside the encoders there; None where a device's free memory is not known."""
     if any(d.free_bytes is None for d in settings.devices):
         return None
     keep = margins(launch, len(settings.devices))
     # The engine reads what is free after the back end has started, so the driver context is gone from it.
-    return {d.name: (d.free_bytes or 0) - driver_context(d)[0][1] - kept for d, kept in zip(settings.devices, keep, strict=False)}
+    return {d.name: (d.free_bytes or 0) - driver_context(d)[0][1] - kept - beside.get(d.name, 0) for d, kept in zip(settings.devices, keep, strict=False)}
 
 
 def _room(layout: Layout, free: Mapping[str, int] | None, host: Pool) -> float:
