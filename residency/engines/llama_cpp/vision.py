@@ -60,6 +60,10 @@ WARM_UP_FRAMES = 3000
 #: Image tokens that are encoded at once where the encoder takes several images (``--mtmd-batch-max-tokens``).
 BATCH_TOKENS = 1024
 BATCHED = frozenset({"gemma4v", "internvl"})
+#: Projectors that end every row of image tokens with a token of its own.
+LINE_ENDS = frozenset({"pixtral", "hunyuanvl"})
+#: For them a tall image takes most; it is taken to be at most so many times as tall as wide.
+TALLEST = 64
 #: Sides of tiles, in pixels: LFM2-VL; DeepSeek-OCR and its second version, beside the overview of 1024.
 LFM2_TILE, OCR_TILE, OCR2_TILE = 512, 640, 768
 #: Sounds that are encoded whole; the largest is taken to last five minutes. The others are cut into pieces of 30 s, dots3.note's of 60 s.
@@ -234,13 +238,16 @@ def _sizes(model: Checkpoint, side: str, kind: str, asked: int | None, batch_tok
     else:
         warm_side = isqrt(area) if limits.at_limit and area else pixels
     warm = _Size(warm_side, warm_side)
-    largest = [_box(area // (cell * cell), cell)] if area and not limits.at_limit else []
+    largest = [_box(area // (cell * cell), cell)] if area else []
+    if area and kind in LINE_ENDS:
+        across = max(1, isqrt(area // (cell * cell) // TALLEST))
+        largest.append(_Size(across * cell, area // (cell * cell) // across * cell))
     tokens = max(1, warm_side // cell) ** 2
     if kind == "lightonocr":
-        edge = _number(model, "preproc_image_size") or pixels
-        largest = [_Size(edge // cell * cell, edge // cell * cell)]
+        edge = (_number(model, "preproc_image_size") or pixels) // cell
+        largest = [_box(min(edge * edge, asked) if asked and asked > 0 else edge * edge, cell)]
     elif kind == "lfm2":
-        largest = [_Size(LFM2_TILE, LFM2_TILE)]
+        largest.append(_Size(LFM2_TILE, LFM2_TILE))
     elif kind in ("resampler", "minicpmv4_6"):  # the overview keeps its aspect ratio, rounded to whole cells
         largest = [_Size(pixels + cell, pixels + cell)]
     elif kind == "deepseekocr":
