@@ -225,6 +225,7 @@ class Graph:
         self.cache_foreign = False
         self.converts = shape.flash and not shape.half_mask  # the mask arrives as float32 and is converted here
         self.elsewhere = False  # the current block's experts are computed on another device
+        self.absent: frozenset[str] = frozenset()  # weights of the current block the host multiplies with: results arrive
         self.indices = -1  # positions and cache rows, until the last attention
         self.places: dict[bool, int] = {}  # cache rows by window, where ``indices`` lacks them
         self.covers: set[bool] = set()  # the caches whose rows ``indices`` has
@@ -300,6 +301,9 @@ class Graph:
         size = (shape[1] if len(shape) > 1 else 1) * self.t4
         scaled, biased = name in block.scales, name in block.biases
         if not self.foreign and self.foreign is not None and not ready:  # no copies: the usual case
+            if name in self.absent:
+                self.tape.hold(source)
+                return self.tape.op(size)
             result = self.tape.op(size, source)
             if scaled:
                 result = self.tape.same(size, result)
@@ -731,6 +735,9 @@ class Graph:
         """A dense feed-forward."""
         tape, t4, w = self.tape, self.t4, block.weights
         inner = w[down].shape[0]
+        if down in self.absent and up in self.absent:
+            tape.hold(n)
+            return tape.op(w[down].out * t4)
         if gate in w:
             a = self.product(block, gate, n)
             b = self.product(block, up, n)
@@ -771,6 +778,9 @@ class Graph:
 
     def chosen_product(self, block: Block, name: str, size: int, x: int, chosen: int, first: tuple[int, ...] = ()) -> int:
         """A product with the matrices of the chosen experts, and their bias."""
+        if name in self.absent:
+            self.tape.hold(x, chosen)
+            return self.tape.op(size)
         result = self.tape.op(size, *(first or self.copy(block, name)), x, chosen)
         if name not in block.biases:
             return result
@@ -785,6 +795,9 @@ class Graph:
         inner = down.shape[0] * used * t4
         chosen = tape.view(order)
         x = tape.view(n)
+        if "ffn_down" + suffix in self.absent and not self.absent.isdisjoint(("ffn_up" + suffix, "ffn_gate_up" + suffix)):
+            tape.hold(x, chosen)
+            return self.weighted(block, tape.op(down.shape[1] * used * t4), weights, suffix)
         if self.hyper.architecture == "llama4":  # inputs are weighted, one copy per chosen expert
             whole = self.hyper.embedding * used * t4
             x = tape.same(whole, tape.op(whole, x), weights)
@@ -798,8 +811,14 @@ class Graph:
         else:
             cur = self.chosen_product(block, "ffn_up" + suffix, inner, x, chosen, first)
             cur = tape.same(inner, cur)
+        return self.weighted(block, self.chosen_product(block, "ffn_down" + suffix, down.shape[1] * used * t4, cur, chosen), weights, suffix)
+
+    def weighted(self, block: Block, cur: int, weights: int, suffix: str = "_exps") -> int:
+        """The weighted sum of what the chosen experts gave."""
+        tape, t4 = self.tape, self.t4
+        used = max(block.experts_used, 1)
+        down = block.weights["ffn_down" + suffix]
         size = down.shape[1] * used * t4
-        cur = self.chosen_product(block, "ffn_down" + suffix, size, cur, chosen)
         if self.hyper.architecture == "llama4":
             return tape.op(down.shape[1] * t4, tape.view(cur))
         fused = self.shape.fuses and 2 <= used <= FUSED_EXPERTS
@@ -813,6 +832,37 @@ class Graph:
         if fused:
             tape.hold(cur, weights)
         return total
+
+    def left(self, block: Block) -> list[int]:
+        """What arrives of a block of the host whose end, which has no weights, is computed here: see :meth:`inherit`."""
+        tape, w = self.tape, block.weights
+        size = self.hyper.embedding * self.t4
+        found = []
+        if self.sums_here(block):
+            used = max(block.experts_used, 1)
+            found = [tape.op(w["ffn_down_exps"].shape[1] * used * self.t4), tape.op(used * self.t4)]
+        elif "post_ffw_norm" not in w and "ffn_down_shexp" in w:
+            found = [tape.op(size), tape.op(size)]
+        else:
+            found = [tape.op(size)]
+        if not w.keys() & {"post_ffw_norm", "ffn_norm", "post_attention_norm", "attn_output_norm"} and "ffn_down" in w:
+            found.append(tape.op(size))  # the attention's result, beside the feed-forward's
+        return [*found, tape.op(size)]
+
+    def sums_here(self, block: Block) -> bool:
+        """Whether the weighted sum of a host's experts is computed where the next weight is."""
+        w = block.weights
+        return "ffn_down_exps" in w and "ffn_gate_inp" in w and not w.keys() & {"post_ffw_norm", "ffn_down_shexp", "ffn_down"}
+
+    def inherit(self, block: Block, left: Sequence[int]) -> int:
+        """The end of a block of the host: sums."""
+        size = self.hyper.embedding * self.t4
+        cur, *rest = left
+        if self.sums_here(block):
+            cur, rest = self.weighted(block, cur, rest[0]), rest[1:]
+        for other in rest:
+            cur = self.tape.same(size, cur, other)
+        return cur
 
     def feed(self, block: Block, n: int) -> int:
         """Whatever feed-forward the block has."""
@@ -1438,6 +1488,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     normed = -1
     has_norm = bool(run) and ("attn_norm" in blocks[run[0]].weights or hyper.architecture in NORM_WITHOUT_WEIGHT or graph.wide > 1)
     has_x = bool(run) or has_output
+    left: list[int] = []
     if any(graph.rotates(blocks[i]) & 1 for i in run[:1]):
         turned = 64  # the largest power of two that divides a key
         while hyper.head_k and hyper.head_k % (2 * turned) == 0:
@@ -1474,11 +1525,16 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         if host and not has_norm:  # the first operation reads its weight first
             graph.foreign = None
             graph.early = graph.copy(blocks[run[0]], "attn_q") or graph.copy(blocks[run[0]], "attn_qkv")
-        handed = bool(first) and bool(run) and not host and has_norm  # the device before this one did the norm
+        after_host = bool(first) and where[first - 1] < 0 and not placement.offered and device >= 0 and graph.wide == 1 and has_x
+        handed = bool(first) and bool(run) and not host and has_norm and not after_host  # the device before this one did the norm
         if handed:
             normed = tape.op(size)
         late_x = handed and graph.wide == 1  # the state itself is read behind the first attention
-        x = tape.op(size) if has_x and not late_x else -1
+        x = tape.op(size) if has_x and not late_x and not after_host else -1
+        if after_host:
+            graph.t4 = shape.rows * 4 if not run and hyper.architecture not in LATE_ROWS else graph.t4
+            left = graph.left(blocks[first - 1])
+            graph.t4 = shape.tokens * 4
         graph.small = small
         if whole:
             if attending_all := [blocks[i] for i in run if blocks[i].attends]:
@@ -1553,6 +1609,10 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
                     graph.mask(blocks[run[0]].windowed)
             x = tape.op(size)
         graph.arrive()
+    if left:
+        graph.t4 = shape.rows * 4 if not run and not late else graph.t4
+        x = graph.inherit(blocks[first - 1], left)
+        graph.t4 = shape.tokens * 4
     if placement.pipeline and own:
         # A scan's states are read before the block ahead of it is laid out to its end, so the gate of that block's scan
         # strays to the device of the states, and back.
@@ -1574,12 +1634,13 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         graph.last = graph.ending and not late
         graph.cache_foreign = placement.cache_on_host or i in host
         graph.elsewhere = moved is not None and any(
-            "exps" in n and (d != device if d >= 0 else not placement.offered or (placement.experts_on_first and device)) for n, d in moved.items()
+            "exps" in n and (d != device if d >= 0 else placement.offered and placement.experts_on_first and device) for n, d in moved.items()
         )
+        graph.absent = frozenset(n for n, d in moved.items() if d < 0) if moved and not placement.offered else frozenset()
         if i in host:
             graph.foreign = None
         elif moved:
-            graph.foreign = frozenset(n for n, d in moved.items() if d < 0) if device == 0 or not placement.offered else frozenset()
+            graph.foreign = frozenset(n for n, d in moved.items() if d < 0) if device == 0 and placement.offered else frozenset()
         else:
             graph.foreign = frozenset()
         graph.closing = closing(block, graph.foreign)
