@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from residency.checkpoint import read
-from residency.engines.llama_cpp import compute, layout
+from residency.engines.llama_cpp import blocks, graph, layout
 from residency.engines.llama_cpp.hparams import hyper_parameters
 from residency.engines.llama_cpp.settings import Settings
 
@@ -41,11 +41,11 @@ def test_compute_buffers_follow_from_the_graph(case):
 
 def test_the_last_copied_weight_of_a_block_is_the_last_one_the_graph_reads():
     hyper = hyper_parameters(checkpoint("qwen2moe-moe"))
-    block = compute.blocks_of(checkpoint("qwen2moe-moe"), hyper)[-1]
-    assert compute.closing(block, frozenset()) == ""
-    assert compute.closing(block, frozenset({"ffn_up_exps", "ffn_gate_exps"})) == "ffn_up_exps"
-    assert compute.closing(block, frozenset({"ffn_up_exps", "ffn_down_exps"})) == "ffn_down_exps"
-    assert compute.closing(block, None) == "ffn_gate_inp_shexp"  # the whole block: the shared expert's gate comes last
+    block = blocks.blocks_of(checkpoint("qwen2moe-moe"), hyper)[-1]
+    assert graph.closing(block, frozenset()) == ""
+    assert graph.closing(block, frozenset({"ffn_up_exps", "ffn_gate_exps"})) == "ffn_up_exps"
+    assert graph.closing(block, frozenset({"ffn_up_exps", "ffn_down_exps"})) == "ffn_down_exps"
+    assert graph.closing(block, None) == "ffn_gate_inp_shexp"  # the whole block: the shared expert's gate comes last
 
 
 @pytest.mark.parametrize(

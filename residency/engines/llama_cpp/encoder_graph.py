@@ -12,7 +12,7 @@ from bisect import bisect_left
 from math import prod
 from typing import TYPE_CHECKING
 
-from .compute import FLASH_HEADS
+from .blocks import FLASH_HEADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

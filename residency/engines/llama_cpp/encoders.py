@@ -10,8 +10,8 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from .compute import FUSED_EXPERTS
 from .encoder_graph import VIEW, Graph, Node
+from .graph import FUSED_EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

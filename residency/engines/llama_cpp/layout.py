@@ -21,6 +21,9 @@ from residency.ways import Way
 
 from . import compute, latent, tensor_split
 from . import context as contexts
+from .blocks import FLASH_HEADS, blocks_of, flash_stays, flash_works
+from .graph import Shape
+from .graph import plain as is_plain
 from .hparams import (
     ENGINE_ARCHITECTURES,
     NO_FLASH_ATTENTION,
@@ -644,10 +647,10 @@ def _stops(
     for index, name in taken.items():
         if name.casefold() in cards:
             return f"{rows[index].name} is given to {name} alone"
-    blocks = [b for b, w in zip(compute.blocks_of(checkpoint, hyper), where, strict=False) if w >= 0]
+    blocks = [b for b, w in zip(blocks_of(checkpoint, hyper), where, strict=False) if w >= 0]
     if blocks and hyper.architecture not in tensor_split.ALL_WHOLE and all(d.kind in CUDA_KINDS for d in settings.devices):
-        plain = hyper.memory == "none" and all(not b.heads_kv or (b.head_k in compute.FLASH_HEADS and b.head_k == b.head_v) for b in blocks)
-        if not (plain or (hyper.memory != "none" and compute.flash_works(blocks, settings.type_k, settings.type_v))):
+        plain = hyper.memory == "none" and all(not b.heads_kv or (b.head_k in FLASH_HEADS and b.head_k == b.head_v) for b in blocks)
+        if not (plain or (hyper.memory != "none" and flash_works(blocks, settings.type_k, settings.type_v))):
             sizes = sorted({f"{b.head_k}" if b.head_k == b.head_v else f"{b.head_k} and {b.head_v}" for b in blocks if b.heads_kv})
             return (
                 f"the cards have no flash attention kernel for heads of {', '.join(sizes)} with keys of type {settings.type_k} and values of type "
@@ -699,15 +702,15 @@ def _lay_out(checkpoint: Checkpoint, settings: Settings, host_free: int | None, 
     where = layer_devices(hyper, settings, devices, host_free)
     flash = settings.flash_attn != "off" and hyper.architecture not in NO_FLASH_ATTENTION
     remarks += refusals(hyper, settings)
-    blocks = compute.blocks_of(checkpoint, hyper, _table(checkpoint, hyper).stuck_names)
+    blocks = blocks_of(checkpoint, hyper, _table(checkpoint, hyper).stuck_names)
     here = all(d.kind in CUDA_KINDS for d in devices)
-    kernels = not here or compute.flash_works(blocks, settings.type_k, settings.type_v)
+    kernels = not here or flash_works(blocks, settings.type_k, settings.type_v)
     quantised_v = CACHE_TYPES[settings.type_v][0] > 1
     if flash and settings.flash_attn == "auto" and not quantised_v and settings.split_mode != "tensor":
         if not kernels:
             on_device = [b for i, b in enumerate(blocks) if where[i] >= 0]
-            flash = compute.flash_works(on_device, settings.type_k, settings.type_v)
-        flash = flash and compute.flash_stays(blocks, where, cache_on_host=not settings.kv_offload)
+            flash = flash_works(on_device, settings.type_k, settings.type_v)
+        flash = flash and flash_stays(blocks, where, cache_on_host=not settings.kv_offload)
     resolved = contexts.resolve(hyper, settings, flash=flash)
     sums, host, host_rows, taken = _place(checkpoint, hyper, settings, devices, where, remarks, unknowns)
 
@@ -727,7 +730,7 @@ def _lay_out(checkpoint: Checkpoint, settings: Settings, host_free: int | None, 
         kv[device] += table[i].kv
         state[device] += table[i].state
 
-    shape = compute.Shape(
+    shape = Shape(
         tokens=contexts.pad(min(resolved.n_ctx, resolved.n_ubatch), resolved.sequences), rows=resolved.n_outputs,
         sequences=resolved.sequences, streams=resolved.streams, cells=resolved.n_ctx_seq, window_cells=resolved.window_cells,
         flash=flash, flash_here=kernels, type_k=settings.type_k, type_v=settings.type_v, scores_cap=settings.scores_cap_bytes,
@@ -757,7 +760,7 @@ def _lay_out(checkpoint: Checkpoint, settings: Settings, host_free: int | None, 
         cache_on_host=not settings.kv_offload, moved=moved,
     )  # fmt: skip
     spread = compute.spread_of(hyper, placement) if here and hyper.architecture in ENGINE_ARCHITECTURES else compute.UNMEASURED
-    if settings.graph_of_fork or (not settings.graph_measured and not compute.plain(hyper)):
+    if settings.graph_of_fork or (not settings.graph_measured and not is_plain(hyper)):
         spread = compute.UNMEASURED
     over = ceilings is not None and any(sums[i].weights + sums[i].experts + kv[i] + state[i] > ceilings[d.name] for i, d in enumerate(devices))
     try:

@@ -12,7 +12,7 @@ from residency.text import clean, shorten
 from residency.units import size
 from residency.ways import Way
 
-from . import compute, history
+from . import blocks, history
 from .argv import MOST_SHARES, fits_counter, unknown_words
 from .context import pad
 from .flags import choices
@@ -192,7 +192,7 @@ def _scores(model: Checkpoint, settings: Settings, layout: Layout) -> Iterator[R
             f"{size(scores * len(holding))} on {len(holding)} in all"
         )
         by_itself = settings.flash_attn == "auto" and hyper.architecture not in NO_FLASH_ATTENTION
-        if by_itself and compute.flash_works(compute.blocks_of(model, hyper), resolved.type_k, resolved.type_v):
+        if by_itself and blocks.flash_works(blocks.blocks_of(model, hyper), resolved.type_k, resolved.type_v):
             text = f"the engine turns flash attention off by itself, because scans and attention lie on different sides of host and device; {text}"
             yield Remark(kind="risk", code="attention-scores", knob="context.flash_attention", message=text, ways=(Way(knob="context.flash_attention", value="on"),))
             return
