@@ -13,6 +13,48 @@ from bisect import bisect_left
 _OPEN = 1 << 62
 
 
+class Space:
+    """One buffer while it is planned: best fit among the gaps, the open end last. Sizes are bytes, aligned by the caller."""
+
+    __slots__ = ("high", "lengths", "starts")
+
+    def __init__(self) -> None:
+        self.high = 0
+        self.starts, self.lengths = [0], [_OPEN]
+
+    def take(self, size: int) -> int:
+        """Return the place of a new tensor."""
+        starts, lengths = self.starts, self.lengths
+        best, best_length = -1, _OPEN
+        for i, length in enumerate(lengths):  # the open end comes last and is longer than any gap
+            if size <= length <= best_length:
+                best, best_length = i, length
+        place = starts[best]
+        if best_length == size:
+            del starts[best], lengths[best]
+        else:
+            starts[best] += size
+            lengths[best] -= size
+        self.high = max(self.high, place + size)
+        return place
+
+    def free(self, place: int, size: int) -> None:
+        """Give a tensor's place back."""
+        starts, lengths = self.starts, self.lengths
+        i = bisect_left(starts, place)  # the open end is the last gap, so there is always one behind
+        if i and starts[i - 1] + lengths[i - 1] == place:
+            lengths[i - 1] += size
+            if starts[i] == place + size:
+                lengths[i - 1] += lengths.pop(i)
+                del starts[i]
+        elif starts[i] == place + size:
+            starts[i] = place
+            lengths[i] += size
+        else:
+            starts.insert(i, place)
+            lengths.insert(i, size)
+
+
 class Tape:
     """A compute graph as one device sees it: only sizes, order and uses.
 
@@ -20,8 +62,7 @@ class Tape:
     """
 
     __slots__ = (
-        "_done", "_high", "_kinds", "_lengths", "_owner", "_places", "_roots", "_sizes", "_sources", "_starts", "_uses",
-        "_views", "align",
+        "_done", "_kinds", "_owner", "_places", "_roots", "_sizes", "_sources", "_space", "_uses", "_views", "align",
     )  # fmt: skip
 
     def __init__(self, align: int = 128) -> None:
@@ -34,9 +75,7 @@ class Tape:
         self._views: list[int] = []
         self._places: list[int] = []
         self._owner: list[bool] = []
-        self._starts = [0]
-        self._lengths = [_OPEN]
-        self._high = 0
+        self._space = Space()
         self._done = 0
 
     def _add(self, kind: int, size: int, sources: tuple[int, ...], root: int) -> int:
@@ -89,43 +128,28 @@ class Tape:
     def peak(self) -> int:
         """Pack what is left and return the bytes of the buffer."""
         self.advance()
-        return self._high
+        return self._space.high
 
     def high(self) -> int:
         """Pack what is left, all of it still in use, and return the height so far."""
         uses = [h for h, n in enumerate(self._uses) if n == 0 and self._kinds[h] != 3]
         self.advance(*uses[-1:])
-        return self._high
+        return self._space.high
 
     def state(self, *live: int) -> tuple[object, ...]:
         """What decides how the graph is packed from here on: free blocks, and the places of what lives."""
-        return (tuple(self._starts), tuple(self._lengths), tuple(self._places[self._roots[h]] for h in live))
+        return (tuple(self._space.starts), tuple(self._space.lengths), tuple(self._places[self._roots[h]] for h in live))
 
     def advance(self, *live: int) -> None:
         """Pack the part of the graph that is not packed yet; ``live`` is used later."""
         sizes, kinds, roots, uses, views = self._sizes, self._kinds, self._roots, self._uses, self._views
-        places, owner, starts, lengths = self._places, self._owner, self._starts, self._lengths
+        places, owner = self._places, self._owner
         fresh = len(kinds) - len(places)
         places += [-1] * fresh
         owner += [False] * fresh
-        high = self._high
         for h in live:
             uses[h] += 1
-
-        def free(place: int, size: int) -> None:
-            i = bisect_left(starts, place)  # the open end is the last block, so there is always one behind
-            if i and starts[i - 1] + lengths[i - 1] == place:
-                lengths[i - 1] += size
-                if starts[i] == place + size:
-                    lengths[i - 1] += lengths.pop(i)
-                    del starts[i]
-            elif starts[i] == place + size:
-                starts[i] = place
-                lengths[i] += size
-            else:
-                starts.insert(i, place)
-                lengths.insert(i, size)
-
+        take, free = self._space.take, self._space.free
         for handle in range(self._done, len(kinds)):
             sources = self._sources[handle]
             kind = kinds[handle]
@@ -142,20 +166,8 @@ class Tape:
                     owner[taken] = False
                     owner[handle] = True
                 elif size:
-                    best, best_length = -1, _OPEN
-                    for i, length in enumerate(lengths):  # the open end comes last and is longer than any block
-                        if size <= length <= best_length:
-                            best, best_length = i, length
-                    place = starts[best]
-                    if lengths[best] == size:
-                        del starts[best], lengths[best]
-                    else:
-                        starts[best] += size
-                        lengths[best] -= size
-                    places[handle] = place
+                    places[handle] = take(size)
                     owner[handle] = True
-                    if place + size > high:  # noqa: PLR1730 - the hot loop
-                        high = place + size
             for s in sources:
                 uses[s] -= 1
                 if uses[s] or views[s]:
@@ -172,4 +184,3 @@ class Tape:
         for h in live:
             uses[h] -= 1
         self._done = len(kinds)
-        self._high = high

@@ -8,10 +8,10 @@ them), ``ggml-alloc.c`` (placing, taking over an operand's place, freeing) and `
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from math import prod
 from typing import TYPE_CHECKING
 
+from .arena import Space
 from .blocks import FLASH_HEADS
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ SIZES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4}
 TAKES_OVER = frozenset({"scale", "add", "mul", "sub", "div", "sqr", "sqrt", "unary", "rope", "rms_norm", "clamp", "soft_max"})
 #: Bytes a place is aligned to: on a card, in host memory.
 CARD_ALIGNMENT, HOST_ALIGNMENT = 128, 32
-
-_OPEN = 1 << 62
 
 
 class Node:
@@ -350,46 +348,6 @@ def card_runs(node: Node) -> bool:
     return True
 
 
-class _Space:
-    """One buffer while it is planned: best fit among the gaps, the open end last."""
-
-    __slots__ = ("align", "high", "lengths", "starts")
-
-    def __init__(self, align: int) -> None:
-        self.align, self.high = align, 0
-        self.starts, self.lengths = [0], [_OPEN]
-
-    def take(self, size: int) -> int:
-        starts, lengths = self.starts, self.lengths
-        best, best_length = -1, _OPEN
-        for i, length in enumerate(lengths):
-            if size <= length <= best_length:
-                best, best_length = i, length
-        place = starts[best]
-        if lengths[best] == size:
-            del starts[best], lengths[best]
-        else:
-            starts[best] += size
-            lengths[best] -= size
-        self.high = max(self.high, place + size)
-        return place
-
-    def free(self, place: int, size: int) -> None:
-        starts, lengths = self.starts, self.lengths
-        i = bisect_left(starts, place)
-        if i and starts[i - 1] + lengths[i - 1] == place:
-            lengths[i - 1] += size
-            if starts[i] == place + size:
-                lengths[i - 1] += lengths.pop(i)
-                del starts[i]
-        elif starts[i] == place + size:
-            starts[i] = place
-            lengths[i] += size
-        else:
-            starts.insert(i, place)
-            lengths.insert(i, size)
-
-
 class _Packing:
     """One run over a graph: which back end runs what, what is copied, and where everything lies."""
 
@@ -397,7 +355,7 @@ class _Packing:
 
     def __init__(self, graph: Graph, *, card: bool, runs: Callable[[Node], bool] | None) -> None:
         self.graph, self.card, self.runs = graph, card, runs
-        self.spaces = (_Space(CARD_ALIGNMENT), _Space(HOST_ALIGNMENT))
+        self.spaces = (Space(), Space())
         self.children: dict[Node, int] = {}
         self.views: dict[Node, int] = {}
         self.place: dict[Node, tuple[int, int]] = {}  # (place, size) of what owns its place now
@@ -482,7 +440,7 @@ class _Packing:
             size = SIZES[node.type] + sum((n - 1) * stride for n, stride in zip(node.ne, node.nb, strict=True))
         else:
             size = node.nb[3] * node.ne[3]
-        align = self.spaces[node.backend].align
+        align = (CARD_ALIGNMENT, HOST_ALIGNMENT)[node.backend]
         return -(-size // align) * align
 
     def _take(self, node: Node) -> None:
