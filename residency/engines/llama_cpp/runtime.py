@@ -76,7 +76,7 @@ PARTIAL_BYTES = 128 * 128 * 4
 #: The pool takes memory from the driver in steps of this many bytes.
 POOL_STEP = 2 * MIB
 #: Host weights on their way to the device, MiB. H200, measured with half the blocks on the host.
-OFFERED_MIB = (4, 16, 48)
+OFFERED_MIB = (4, 20, 56)
 #: The driver gives out memory in steps of 2 MiB, so every buffer loses up to one. Half of the launches whose context was
 #: the longest that a model without slack (4) allows died by 2 to 8 MiB, so the likely figure lies on the safe side of that.
 BUFFER_STEP_MIB = (1, 12, 20)
@@ -84,7 +84,7 @@ BUFFER_STEP_MIB = (1, 12, 20)
 #: Two H200s, NCCL 2.28 without NVLS, measured. A build without NCCL falls back to the engine's own sums.
 SUMS_MIB = {"nccl": ((0, 388, 450), (0, 408, 500)), "internal": ((0, 32, 48), (0, 0, 16)), "none": ((0, 0, 16), (0, 0, 16))}
 #: ... and pools and kernels of tensors that are cut. Two H200s, measured: 14 to 42 MiB.
-CUT_MIB = (4, 20, 60)
+CUT_MIB = (4, 36, 60)
 #: float types whose products are cuBLAS products at a large batch.
 _FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
 
