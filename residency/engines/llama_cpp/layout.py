@@ -547,13 +547,14 @@ def refusals(hyper: HyperParameters, settings: Settings) -> list[Remark]:
                     "cache-block", f"type {type_name} packs {block} values, which does not divide the head size {odd[0]}",
                     knob, type_name, ways=(Way(knob=knob, value="f16"),),
                 )  # fmt: skip
-    if settings.split_mode == "tensor":
-        if hyper.architecture in NO_TENSOR_SPLIT and not settings.graph_of_fork:
-            refuse("tensor-split-architecture", f"split mode tensor is not implemented for {hyper.architecture}", "layers.split", "tensor")
-        if not settings.devices and not settings.graph_of_fork:
-            refuse("tensor-split-without-devices", "split mode tensor needs a device, and the engine sees none", "layers.split", "tensor")
-        if settings.flash_attn == "off" and not settings.graph_of_fork:
-            refuse("tensor-split-without-flash-attention", "split mode tensor needs flash attention, which is off", "layers.split", "tensor")
+    if settings.split_mode == "tensor" and not settings.graph_of_fork:
+        layers = (Way(knob="layers.split", value="layer"),)
+        if hyper.architecture in NO_TENSOR_SPLIT:
+            refuse("tensor-split-architecture", f"split mode tensor is not implemented for {hyper.architecture}", "layers.split", "tensor", ways=layers)
+        if not settings.devices:
+            refuse("tensor-split-without-devices", "split mode tensor needs a device, and the engine sees none", "layers.split", "tensor", ways=layers)
+        if settings.flash_attn == "off":
+            refuse("tensor-split-without-flash-attention", "split mode tensor needs flash attention, which is off", "layers.split", "tensor", ways=(*on, *layers))
     return found
 
 
@@ -627,7 +628,7 @@ def _shared(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -
         )
         for j, d in enumerate(devices)
     )  # fmt: skip
-    problem = None if settings.graph_of_fork else _stops(checkpoint, hyper, settings, splitter, one.resolved, where, host_rows, taken)
+    problem = None if settings.graph_of_fork or hyper.architecture in NO_TENSOR_SPLIT else _stops(checkpoint, hyper, settings, splitter, one.resolved, where, host_rows, taken)
     stop = () if problem is None else (
         Remark(
             kind="impossible", code="tensor-split-stops", knob="layers.split", value="tensor",
