@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,6 +242,19 @@ def test_tables(tmp_path: Path) -> None:
         ("Q4_0_4_4", 1, False),
     ]
     assert [(g.layers, g.nbytes, g.experts) for g in tables.layers] == [((0,), 3008, 2432), ((1,), 69_728, 0)]
+
+
+def test_save_leaves_devices_and_links_what_they_are(tmp_path: Path) -> None:
+    model = read_checkpoint(write_gguf(tmp_path / "good.gguf", META, TENSORS[:2]))
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link.json", tmp_path / "file.json"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="is no regular file"):
+        save(model, str(pipe))
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    link.symlink_to("file.json")
+    save(model, str(link))
+    assert link.is_symlink()
+    assert json.loads(file.read_text())["schema"] == SCHEMA
 
 
 def test_main(tmp_path: Path) -> None:

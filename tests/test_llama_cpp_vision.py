@@ -13,12 +13,18 @@ import residency
 from residency.checkpoint import read
 from residency.engines.llama_cpp import vision
 from residency.engines.llama_cpp.encoders import AUDIO, VISION
+from residency.engines.llama_cpp.runtime import beside_encoder
+from residency.engines.llama_cpp.settings import DeviceSpec
 
 from gguf_writer import write_gguf  # isort: skip
 
 DATA = json.loads((Path(__file__).parent / "data" / "llama_cpp_vision.json").read_text())
 #: Towers of published models, every projector the engine knows; its own figures, see "origin" and "what" in the file.
 TOWERS = json.loads(gzip.decompress((Path(__file__).parent / "data" / "llama_cpp_towers.json.gz").read_bytes()))
+#: Encoders that really ran, read through the driver.
+REAL = json.loads(gzip.decompress((Path(__file__).parent / "data" / "llama_cpp_real.json.gz").read_bytes()))
+MIB = 2**20
+CARD = DeviceSpec(name="CUDA0", kind="cuda", compute_capability="9.0", model="NVIDIA H200")
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +145,14 @@ def test_fit_leaves_room_for_the_encoder(towers, gemma_path):
 
     alone, beside, elsewhere = context(), context("--mmproj", towers["gemma3-4b"]), context("--mmproj", towers["gemma3-4b"], "--no-mmproj-offload")
     assert (alone, beside, elsewhere) == (32768, 4096, 32768)
+
+
+@pytest.mark.parametrize("run", [r for r in REAL["encoders"] if r["mmproj"] in TOWERS["towers"]], ids=lambda r: f"{r['mmproj']}/fa{r['flash_attn']}")
+def test_memory_in_use_after_the_first_image_and_the_largest(run, tmp_path):
+    found = vision.measure(write_tower(tmp_path / "tower.gguf", TOWERS["towers"][run["mmproj"]]), flash="auto" if run["flash_attn"] < 0 else "off", where="card")
+    certain, likely, most = beside_encoder(CARD, found.warm_up_pool_bytes, found.largest_pool_bytes)
+    loaded, first, *_, last = (*run["used_mib"], run["used_mib"][-1])
+    assert found.weights_bytes + found.warm_up_bytes + certain == pytest.approx(loaded * MIB, abs=4 * MIB)
+    # float32 weights are converted for flash attention by rules of their own, which these figures lack
+    assert -20 <= (found.weights_bytes + found.warm_up_bytes + likely) / MIB - first <= 32
+    assert (found.weights_bytes + found.largest_bytes + most) / MIB >= last

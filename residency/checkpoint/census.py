@@ -71,25 +71,28 @@ def dumps(checkpoint: Checkpoint) -> str:
 
 
 def save(checkpoint: Checkpoint, output: str) -> None:
-    """Write the census to ``output``, whole or not at all. An existing census is replaced, a GGUF never.
+    """Write the census to ``output``, whole or not at all. An existing census is replaced, a GGUF never; a link stays one.
 
     Raises:
-        InputError: ``output`` is or is named like a GGUF, is a directory, or cannot be written.
+        InputError: ``output`` is or is named like a GGUF, is no regular file, or cannot be written.
     """
     if output.lower().endswith(".gguf") or _is_gguf(output):
         raise input_error(output, "is a model file; a census is never written over one")
     if os.path.isdir(output):
         raise input_error(output, "is a directory; name the census file")
+    if os.path.exists(output) and not os.path.isfile(output):  # noqa: PTH110, PTH113 - a device would be replaced by a file
+        raise input_error(output, "is no regular file; name the census file")
     text = dumps(checkpoint)
     temporary = None
+    target = os.path.realpath(output)
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=".census-", dir=os.path.dirname(output) or ".")
+        descriptor, temporary = tempfile.mkstemp(prefix=".census-", dir=os.path.dirname(target))
         with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # noqa: PTH101 - as above; mkstemp made it private
-        os.replace(temporary, output)
+        os.replace(temporary, target)
     except (OSError, ValueError) as error:
         if temporary is not None and os.path.exists(temporary):  # noqa: PTH110 - as above
             os.unlink(temporary)

@@ -16,6 +16,7 @@ from .context import row_bytes
 from .hparams import hyper_parameters
 from .layout import CUDA_KINDS, granted, lay_out
 from .resolve import cache_type, program_of, speculation
+from .runtime import beside_encoder, runtime
 from .settings import DeviceSpec, Override, Settings, expert_overrides
 from .vision import BATCH_TOKENS, measure
 
@@ -117,6 +118,14 @@ def _draft(
             rows.append(
                 Allocation(pool=pool, purpose=Purpose.DRAFT, name="draft compute buffer", phase=Phase.CONTEXT, certain_bytes=part.compute_certain,
                            likely_bytes=part.compute_likely, at_most_bytes=part.compute_at_most, **more)
+            )  # fmt: skip
+    known = {s.name: s for s in specs}
+    for beside in runtime(draft, own, found, tuple(known[d.device] for d in found.devices), second=True):
+        certain, likely, most = beside.first_prompt
+        if most:
+            rows.append(
+                Allocation(pool=by_name[beside.device].pool, purpose=Purpose.RUNTIME, name="workspaces and pools of the draft model", phase=Phase.FIRST_FORWARD,
+                           certain_bytes=certain, likely_bytes=likely, at_most_bytes=most + beside.full_context, device=beside.device, accounted=False)
             )  # fmt: skip
     return rows, tuple(replace(u, what=f"{u.what} of the draft model") for u in found.unknowns)
 
@@ -232,6 +241,13 @@ def vision(
                    at_most_bytes=found.largest_bytes, knob="vision.max_tokens", **more)
     )  # fmt: skip
     if device is not None:
+        spec = next((d for d in settings.devices if d.name == device.name), DeviceSpec(name=device.name, kind=device.kind, compute_capability=device.compute_capability))
+        certain, likely, most = beside_encoder(spec, found.warm_up_pool_bytes, found.largest_pool_bytes)
+        if most:
+            rows.append(
+                Allocation(pool=pool, purpose=Purpose.RUNTIME, name="workspaces and pools of the first image" if found.most_tokens else "workspaces and pools of the first sound",
+                           phase=Phase.RUN_TIME, certain_bytes=certain, likely_bytes=likely, at_most_bytes=most, device=device.name, accounted=False)
+            )  # fmt: skip
         rows.append(
             Allocation(pool=machine.host_pool.name, purpose=Purpose.VISION, name="image inputs on the host",
                        phase=Phase.WARM_UP if warm_up else Phase.RUN_TIME, certain_bytes=found.input_bytes if warm_up else 0,

@@ -26,6 +26,11 @@ def pad(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
+def quantised_bytes(width: int, rows: int) -> int:
+    """Bytes of activations quantised to 8 bits for one matrix product (``ggml/src/ggml-cuda/quantize.cu``: 36 bytes per 32)."""
+    return rows * pad(width, 512) * 36 // 32
+
+
 def row_bytes(type_name: str, elements: int) -> int:
     """Bytes of a row of a cache type; elements must be whole blocks (the engine asserts it)."""
     block, size = CACHE_TYPES[type_name]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from .arena import Space
 from .blocks import FLASH_HEADS
+from .context import quantised_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -300,6 +301,17 @@ class Graph:
             runs: whether the device runs an operation; None: it runs all.
         """
         return _Packing(self, card=card, runs=runs).run()
+
+
+def pooled(node: Node) -> int:
+    """Return the bytes a card's product takes from the pool beside the buffers: see :mod:`.runtime`, which has the law."""
+    if node.op != "mul_mat":
+        return 0
+    matrix, operand = node.sources
+    kind = matrix.root.type if matrix.root is not None else matrix.type
+    if kind in ("F16", "BF16"):
+        return 2 * (operand.ne[0] * operand.rows + node.ne[0] * node.rows)
+    return 0 if kind in SIZES else quantised_bytes(operand.ne[0], operand.rows)
 
 
 def card_runs(node: Node) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .encoder_graph import card_runs
+from .encoder_graph import card_runs, pooled
 from .encoders import AUDIO, VISION, Encoder, UnsuitableError
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class Tower:
     largest_name: str
     largest_weight_bytes: int
     unknown: tuple[str, ...] = ()  # encoders whose buffers cannot be told
+    warm_up_pool_bytes: int = 0  # what the widest product of the warm-up image takes on a card beside the buffers
+    largest_pool_bytes: int = 0  # the same of the largest image
 
 
 class _Size(NamedTuple):
@@ -147,6 +149,8 @@ def measure(
         largest_name=biggest.largest_name,
         largest_weight_bytes=biggest.largest_weight_bytes,
         unknown=tuple(name for t in towers for name in t.unknown),
+        warm_up_pool_bytes=sum(t.warm_up_pool_bytes for t in towers),
+        largest_pool_bytes=sum(t.largest_pool_bytes for t in towers),
     )
 
 
@@ -175,15 +179,15 @@ def _measure(model: Checkpoint, side: str, flash: Flash, where: Where, most_toke
     own = weights(model, side)
     biggest = max(own, key=lambda t: t.nbytes, default=None)
     unknown: tuple[str, ...] = ()
-    warm_card = warm_host = most_card = most_host = 0
+    warm_card = warm_host = most_card = most_host = warm_pool = most_pool = 0
     tokens = (0, 0)
     try:
         patch, merge, warm, largest, tokens = _sizes(model, side, kind, most_tokens, batch_tokens)
-        warm_card, warm_host, settled = _buffers(model, side, kind, flash, where, warm, patch, merge)
-        most_card, most_host = warm_card, warm_host
+        warm_card, warm_host, warm_pool, settled = _buffers(model, side, kind, flash, where, warm, patch, merge)
+        most_card, most_host, most_pool = warm_card, warm_host, warm_pool
         for size in largest:
-            card, host, _ = _buffers(model, side, kind, settled, where, size, patch, merge)
-            most_card, most_host = max(most_card, card), max(most_host, host)
+            card, host, pool, _ = _buffers(model, side, kind, settled, where, size, patch, merge)
+            most_card, most_host, most_pool = max(most_card, card), max(most_host, host), max(most_pool, pool)
     except (UnsuitableError, ArithmeticError, LookupError, TypeError, ValueError):  # damaged files; the engine refuses them, too
         unknown = (kind or side,)
     on_host = where == "host"
@@ -199,6 +203,8 @@ def _measure(model: Checkpoint, side: str, flash: Flash, where: Where, most_toke
         largest_name=biggest.name if biggest else "",
         largest_weight_bytes=biggest.nbytes if biggest else 0,
         unknown=unknown,
+        warm_up_pool_bytes=warm_pool,
+        largest_pool_bytes=most_pool,
     )
 
 
@@ -277,8 +283,8 @@ def _most_tiles(model: Checkpoint, pixels: int) -> int:
     return max((int(a) // pixels * (int(b) // pixels) for a, b in zip(points[::2], points[1::2], strict=False)), default=1)
 
 
-def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where, size: _Size, patch: int, merge: int) -> tuple[int, int, Flash]:
-    """Return the bytes of the buffers on the device and in host memory after a graph was reserved, and what became of "auto"."""
+def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where, size: _Size, patch: int, merge: int) -> tuple[int, int, int, Flash]:
+    """Return the bytes of the buffers on the device and in host memory after a graph was reserved, of a card's pool, and what became of "auto"."""
     build = (VISION if side == "vision" else AUDIO).get(kind)
     if build is None or size.width <= 0 or size.height <= 0:
         raise UnsuitableError(kind)
@@ -298,5 +304,6 @@ def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where
         # tried first, and what was reserved for the trial stays
         found.append(graph(flash=False).pack(card=True, runs=runs))
         settled = "off"
-    return max(card for card, _ in found), max(host for _, host in found), settled
+    pool = max((pooled(n) for n in first.nodes), default=0) if where == "card" else 0
+    return max(card for card, _ in found), max(host for _, host in found), pool, settled
 
