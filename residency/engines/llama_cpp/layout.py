@@ -602,9 +602,10 @@ def _shared(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -
     _, _, host_rows, taken = _place(checkpoint, hyper, alone, devices[:1], where, [], [])
     gone = {(r.name, r.place) for r in host_rows if r.place != ALL_DEVICES or all(w < 0 for w in where[: hyper.layers])}
     last = hyper.layers_all if settings.load_mtp or hyper.architecture == "graniteswitch" else hyper.layers
+    away = {SKIPPED, INPUT, *((OUTPUT,) if where[-1] < 0 else ())}
     weights, experts = [0] * count, [0] * count
     for row, sizes in zip(_table(checkpoint, hyper).rows, parts, strict=True):
-        if row.place == SKIPPED or last <= row.place < hyper.layers_all or (row.place == OUTPUT and where[-1] < 0) or (row.name, row.place) in gone:
+        if row.place in away or last <= row.place < hyper.layers_all or (row.name, row.place) in gone:
             continue
         into = experts if row.expert else weights
         for j, size in enumerate(sizes):

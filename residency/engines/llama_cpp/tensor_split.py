@@ -348,7 +348,8 @@ class Splitter:
         if len(self.shares) > MOST_CARDS:
             return f"more than {MOST_CARDS} cards"
         partly = any(launch.hosted) and not all(launch.hosted)
-        if hyper.architecture in WALKED_AGAIN and (partly or launch.moved):
+        partly |= any(name.startswith("attn_") for names in launch.moved.values() for name in names)
+        if hyper.architecture in WALKED_AGAIN and partly:
             return "blocks that are walked more than once lie on the host in part"
         if not launch.cache_here and launch.streams > 1:
             return "the caches of several slots are on the host"
@@ -432,6 +433,8 @@ class Splitter:
             return "its convolution is in host memory, and the state is not"
         heads = {name for name in cuts if not name.startswith("ffn_")}
         attends = heads - LAST
+        if self.hyper.recurrent[layer]:
+            attends.discard("attn_qkv.weight")  # joined with the states, which takes the whole for a part
         if self.hyper.memory == "none" and heads <= moved:  # no cache: all of the attention may be elsewhere
             attends = set()
         for name in sorted(moved):
