@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from residency.where import Where
 
 
+def plain(value: Any) -> Any:
+    """Return a knob's value as JSON has it: tables for models, lists for tuples."""
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    dump = getattr(value, "model_dump", None)
+    return dump() if dump is not None else value
+
+
 class Outcome(StrEnum):
     """The only five things a rule can say."""
 
@@ -35,7 +43,7 @@ class Fix:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of DESIGN 4.3."""
-        return {"knob": self.knob, "value": self.value, "verified": self.verified, "note": self.note, "spelling": self.spelling}
+        return {"knob": self.knob, "value": plain(self.value), "verified": self.verified, "note": self.note, "spelling": self.spelling}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +82,7 @@ class Finding:
             "message": self.message,
             "missing": missing,
             "knob": self.knob,
-            "value": self.value,
+            "value": plain(self.value),
             "where": self.where.to_dict() if self.where is not None else None,
             "pool": self.pool,
             "need_bytes": self.need_bytes,
