@@ -97,7 +97,7 @@ class _Reader:
                 value = parse_size(value)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ValueError(f"{value!r} is not a whole number of bytes")
-            if not -1 <= value <= _LARGEST_BYTES:
+            if not (-1 if key in _UNLIMITED else 0) <= value <= _LARGEST_BYTES:
                 raise ValueError(f"{value} bytes is outside what a machine can have")
         except ValueError as error:
             self.complain(f"{at}{key}: {error}", at=f"{at}{key if plain is None else key + '_bytes'}")
@@ -119,6 +119,8 @@ class _Reader:
         return value
 
 
+#: Sizes that -1 means "no limit" for.
+_UNLIMITED = frozenset({"memlock"})
 _WORDS = {bool: "true or false", str: "a text", int: "a whole number", list: "a list"}
 _DEVICE_TEXTS = ("model", "compute_capability", "pci_id", "uuid", "driver_model")
 _DEVICE_FLAGS = (
@@ -166,6 +168,9 @@ def machine_from_mapping(document: Mapping[str, Any], *, name: str = "machine", 
     host_pool = read.typed(document, "host_pool", str, "")
     if host_pool is not None and all(p.name != host_pool for p in pools):
         read.complain(f'host_pool names "{host_pool}", which is not a pool', at="host_pool")
+    own = {d.pool for d in devices if d.integrated is False}
+    if pools and host_pool is None and all(p.name != "host" and p.name in own for p in pools):
+        read.complain('no pool is the host\'s memory: every one belongs to a discrete device; call the host\'s "host", or name it with host_pool')
     shown = read.typed(document, "name", str, "") or name
     facts = read.typed(document, "facts", list, "") or []
     if read.problems:
@@ -213,6 +218,9 @@ def _device(read: _Reader, table: Mapping[str, Any], index: int, pools: list[Poo
         read.complain(f"{at}kind must be one of {', '.join(KINDS)}, not {kind!r:.40}", at=f"{at}kind")
     if all(p.name != pool for p in pools):
         read.complain(f'{at}pool names "{pool}", which is not a pool', at=f"{at}pool")
+    capability = table.get("compute_capability")
+    if isinstance(capability, str) and not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", capability):
+        read.complain(f'{at}compute_capability must be written like "8.6", not {capability!r:.40}', at=f"{at}compute_capability")
     peers, tenants = read.typed(table, "peers", list, at), read.typed(table, "tenants", list, at)
     return Device(
         name=name,

@@ -404,20 +404,17 @@ def _place(
     cpu = BUFFER_RULES["cpu"]
     cuda = [d.kind in CUDA_KINDS for d in devices]
     taken = _override_targets(settings.overrides, table, remarks, unknowns) if settings.overrides else {}
-    by_name = {d.name.casefold(): i for i, d in enumerate(devices)}
-    bad: set[str] = set()
+    by_name = {d.name: i for i, d in enumerate(devices)}
+    # The engine looks every target up while it reads the command line, by the exact names of the devices' own buffers.
+    for name in dict.fromkeys(o.target for o in settings.overrides if o.target != "CPU" and o.target not in by_name):
+        named = [n for n in ("CPU", *by_name) if n.casefold() == name.casefold()]
+        remarks.append(Remark(
+            kind="impossible", code="override-target", knob="layers.overrides", value=name,
+            message=f'the override target "{name}" is no buffer of this launch: {", ".join(["CPU", *by_name])}' + (f"; it is spelled {named[0]}" if named else ""),
+        ))  # fmt: skip
 
     def target(name: str) -> int:
-        folded = name.casefold()
-        if folded in by_name:
-            return by_name[folded]
-        if folded != "cpu" and not folded.endswith("_host") and name not in bad:
-            bad.add(name)
-            remarks.append(Remark(
-                kind="impossible", code="override-target", knob="layers.overrides", value=name,
-                message=f'the override target "{name}" is no buffer of this launch: {", ".join(["CPU", *(d.name for d in devices)])}',
-            ))  # fmt: skip
-        return -1
+        return by_name.get(name, -1)
 
     def assign(device: int, indices: list[int]) -> None:
         if device < 0:
@@ -645,9 +642,9 @@ def _stops(
 ) -> str | None:  # fmt: skip
     """Return why the engine's one device cannot run the graph of ``--split-mode tensor``, or nothing."""
     rows = _table(checkpoint, hyper).rows
-    cards = {d.name.casefold() for d in settings.devices}
+    cards = {d.name for d in settings.devices}
     for index, name in taken.items():
-        if name.casefold() in cards:
+        if name in cards:
             return f"{rows[index].name} is given to {name} alone"
     blocks = [b for b, w in zip(blocks_of(checkpoint, hyper), where, strict=False) if w >= 0]
     if blocks and hyper.architecture not in tensor_split.ALL_WHOLE and all(d.kind in CUDA_KINDS for d in settings.devices):
@@ -741,12 +738,12 @@ def _lay_out(checkpoint: Checkpoint, settings: Settings, host_free: int | None, 
     )  # fmt: skip
     moved: dict[int, dict[str, int]] = {}
     if taken:
-        by_name = {d.name.casefold(): i for i, d in enumerate(devices)}
+        by_name = {d.name: i for i, d in enumerate(devices)}
         rows = _table(checkpoint, hyper).rows
         for index, name in taken.items():
             row = rows[index]
             if row.place >= 0 and row.name.endswith(".weight"):
-                to = by_name.get(name.casefold(), -1)
+                to = by_name.get(name, -1)
                 if to != where[min(row.place, len(where) - 1)]:
                     moved.setdefault(row.place, {})[row.name.split(".", 2)[-1].removesuffix(".weight")] = to
     pipeline = (
