@@ -17,6 +17,7 @@ from residency.engines.llama_cpp.runtime import beside_encoder
 from residency.engines.llama_cpp.settings import DeviceSpec
 
 from gguf_writer import write_gguf  # isort: skip
+from llama_cpp_truth import dense, dense_hparams  # isort: skip
 
 DATA = json.loads((Path(__file__).parent / "data" / "llama_cpp_vision.json").read_text())
 #: Towers of published models, every projector the engine knows; its own figures, see "origin" and "what" in the file.
@@ -156,3 +157,25 @@ def test_memory_in_use_after_the_first_image_and_the_largest(run, tmp_path):
     # float32 weights are converted for flash attention by rules of their own, which these figures lack
     assert -20 <= (found.weights_bytes + found.warm_up_bytes + likely) / MIB - first <= 32
     assert (found.weights_bytes + found.largest_bytes + most) / MIB >= last
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "said"),
+    [
+        ("internvl3-8b", 4096, "The image encoder puts out embeddings of 3584, and the model takes 4096: they were not made for each other."),
+        ("internvl3-8b", 3584, None),
+        ("voxtral-mini-3b", 4096, "The sound encoder puts out embeddings of 3072, and the model takes 4096: they were not made for each other."),
+        ("voxtral-mini-3b", 3072, None),
+        ("qwen3-vl-8b", 4096, None),  # four levels of 4096 side by side
+        ("granite-vision-4.1", 2560, None),  # four levels of 2560
+        ("qwen2.5-omni-7b", 2048, "The image encoder puts out embeddings of 3584, and the model takes 2048: they were not made for each other; "
+         "the sound encoder puts out embeddings of 3584, and the model takes 2048: they were not made for each other."),
+    ],
+)  # fmt: skip
+def test_embeddings_of_another_width_are_refused_once(name, width, said, tmp_path):
+    write_tower(tmp_path / "tower.gguf", TOWERS["towers"][name])
+    metadata = {f"llama.{k.replace('__', '.')}": v for k, v in dense_hparams(2, width=width, heads=width // 128, heads_kv=1, inner=256).items()}
+    write_gguf(tmp_path / "model.gguf", {"general.architecture": "llama", **metadata}, dense(2, width=width, heads=width // 128, heads_kv=1, inner=256))
+    argv = ["llama-server", "-m", str(tmp_path / "model.gguf"), "--mmproj", str(tmp_path / "tower.gguf"), "-c", "512"]
+    report = residency.validate(argv, machine="rtx-3090", environ={})
+    assert [f.message for f in report.findings if f.outcome == "veto"] == ([said] if said else [])

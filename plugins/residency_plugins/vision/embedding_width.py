@@ -59,6 +59,10 @@ def check(facts: Facts) -> Finding:
     file, main = facts.models.mmproj, facts.models.main
     if file is None or main is None or not tower.is_projector(file):
         return rule.not_applicable("the launch names no projector file")
+    told = [remark for remark in facts.budget.remarks if remark.code == "projector-width"]
+    if told:  # the engine's model builds the encoder's graph, so it knows
+        text = "; ".join(remark.message for remark in told)
+        return rule.veto(f"{text[:1].upper()}{text[1:]}.", knob="model.mmproj", ways=told[0].ways)
     if not tower.vision_bytes(file):
         return rule.not_applicable("the projector has no image encoder")
     width, widths = main.integer("embedding_length"), output_widths(file)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from residency.budget import Allocation, Phase, Purpose, Remark, Unknown
 from residency.checkpoint.model import Role
+from residency.ways import Way
 
 from .context import row_bytes
 from .hparams import hyper_parameters
@@ -54,7 +55,7 @@ def companions(
     if models.adapters:
         rows += _adapters(models, machine, devices, layout)
     if models.mmproj is not None:
-        more, said, untold = vision(launch, models.mmproj, machine, settings, devices)
+        more, said, untold = vision(launch, models, machine, settings, devices)
         rows += more
         remarks += said
         unknowns += untold
@@ -209,10 +210,25 @@ def counted_by_fit(launch: Launch, models: Models, machine: Machine, settings: S
     return {device.name: found.weights_bytes + (0 if launch.options.get("warmup") is False else found.warm_up_bytes)}
 
 
+def _misfits(model: Checkpoint, tower: Checkpoint, found: Tower) -> list[Remark]:
+    """Return the encoders whose embeddings the model does not take (``tools/mtmd/mtmd.cpp``, 0.5.0: the launch throws)."""
+    width, deep = model.integer("embedding_length"), model.integer("n_deepstack_layers")
+    remarks = []
+    for side, out in found.widths:
+        declared = tower.metadata.get(f"clip.{side}.projection_dim")
+        levels = out % width == 0 and declared == width if width else True  # features of several levels side by side
+        if width and out not in (width, width * (1 + deep)) and not levels:
+            text = f"the {'sound' if side == 'audio' else 'image'} encoder puts out embeddings of {out}, and the model takes {width}: they were not made for each other"
+            remarks.append(Remark(kind="impossible", code="projector-width", knob="model.mmproj", message=text, ways=(Way(knob="model.mmproj", value=None, note="text only"),)))
+    return remarks
+
+
 def vision(
-    launch: Launch, tower: Checkpoint, machine: Machine, settings: Settings, devices: tuple[Device, ...]
+    launch: Launch, models: Models, machine: Machine, settings: Settings, devices: tuple[Device, ...]
 ) -> tuple[list[Allocation], list[Remark], tuple[Unknown, ...]]:
-    """Return the projector's allocations: all on one device, outside any layer split; and what cannot be told."""
+    """Return the projector's allocations: all on one device, outside any layer split; what is to be said, and what cannot be told."""
+    tower = models.mmproj
+    assert tower is not None
     device, found = _encoders(launch, tower, machine, settings, devices)
     pool = device.pool if device is not None else machine.host_pool.name
     backing: Backing = "device" if device is not None else "anonymous"
@@ -223,6 +239,7 @@ def vision(
         text = "the projector file names no encoder that the engine sets up, so only its weights are counted"
         remark = Remark(kind="risk", code="vision-unknown-encoder", knob="model.mmproj", message=text)
         return [Allocation.exact(pool, Purpose.VISION, "projector weights", Phase.CONTEXT, tower.tensor_bytes, knob="model.mmproj", **more)], [remark], ()
+    misfits = _misfits(models.main, tower, found) if models.main is not None else []
     rows = [
         Allocation.exact(pool, Purpose.VISION, f"{found.projector} tower weights", Phase.CONTEXT, found.weights_bytes, knob="vision.device",
                          largest_name=found.largest_name, largest_bytes=found.largest_weight_bytes, **more),
@@ -232,7 +249,7 @@ def vision(
         for name in found.unknown
     )
     if not found.warm_up_bytes:
-        return rows, [], unknowns
+        return rows, misfits, unknowns
     warm_up = 0 if launch.options.get("warmup") is False else found.warm_up_bytes  # without warm-up the first image allocates it
     what = f"image buffer ({found.warm_up_tokens} tokens, up to {found.most_tokens})" if found.most_tokens else "sound buffer"
     rows.append(
@@ -253,7 +270,7 @@ def vision(
                        phase=Phase.WARM_UP if warm_up else Phase.RUN_TIME, certain_bytes=found.input_bytes if warm_up else 0,
                        likely_bytes=found.input_bytes, at_most_bytes=found.largest_input_bytes, backing="anonymous", knob="vision.max_tokens")
         )  # fmt: skip
-    return rows, [], unknowns
+    return rows, misfits, unknowns
 
 
 def _host_caches(launch: Launch, models: Models, machine: Machine, settings: Settings, layout: Layout) -> Rows:

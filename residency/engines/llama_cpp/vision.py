@@ -93,6 +93,7 @@ class Tower:
     unknown: tuple[str, ...] = ()  # encoders whose buffers cannot be told
     warm_up_pool_bytes: int = 0  # what the widest product of the warm-up image takes on a card beside the buffers
     largest_pool_bytes: int = 0  # the same of the largest image
+    widths: tuple[tuple[str, int], ...] = ()  # "vision" or "audio" and the width of the embeddings its encoder puts out
 
 
 class _Size(NamedTuple):
@@ -151,6 +152,7 @@ def measure(
         unknown=tuple(name for t in towers for name in t.unknown),
         warm_up_pool_bytes=sum(t.warm_up_pool_bytes for t in towers),
         largest_pool_bytes=sum(t.largest_pool_bytes for t in towers),
+        widths=tuple(row for t in towers for row in t.widths),
     )
 
 
@@ -179,14 +181,14 @@ def _measure(model: Checkpoint, side: str, flash: Flash, where: Where, most_toke
     own = weights(model, side)
     biggest = max(own, key=lambda t: t.nbytes, default=None)
     unknown: tuple[str, ...] = ()
-    warm_card = warm_host = most_card = most_host = warm_pool = most_pool = 0
+    warm_card = warm_host = most_card = most_host = warm_pool = most_pool = width = 0
     tokens = (0, 0)
     try:
         patch, merge, warm, largest, tokens = _sizes(model, side, kind, most_tokens, batch_tokens)
-        warm_card, warm_host, warm_pool, settled = _buffers(model, side, kind, flash, where, warm, patch, merge)
+        warm_card, warm_host, warm_pool, width, settled = _buffers(model, side, kind, flash, where, warm, patch, merge)
         most_card, most_host, most_pool = warm_card, warm_host, warm_pool
         for size in largest:
-            card, host, pool, _ = _buffers(model, side, kind, settled, where, size, patch, merge)
+            card, host, pool, _, _ = _buffers(model, side, kind, settled, where, size, patch, merge)
             most_card, most_host, most_pool = max(most_card, card), max(most_host, host), max(most_pool, pool)
     except (UnsuitableError, ArithmeticError, LookupError, TypeError, ValueError):  # damaged files; the engine refuses them, too
         unknown = (kind or side,)
@@ -205,6 +207,7 @@ def _measure(model: Checkpoint, side: str, flash: Flash, where: Where, most_toke
         unknown=unknown,
         warm_up_pool_bytes=warm_pool,
         largest_pool_bytes=most_pool,
+        widths=((side, width),) if width else (),
     )
 
 
@@ -283,27 +286,28 @@ def _most_tiles(model: Checkpoint, pixels: int) -> int:
     return max((int(a) // pixels * (int(b) // pixels) for a, b in zip(points[::2], points[1::2], strict=False)), default=1)
 
 
-def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where, size: _Size, patch: int, merge: int) -> tuple[int, int, int, Flash]:
-    """Return the bytes of the buffers on the device and in host memory after a graph was reserved, of a card's pool, and what became of "auto"."""
+def _buffers(model: Checkpoint, side: str, kind: str, flash: Flash, where: Where, size: _Size, patch: int, merge: int) -> tuple[int, int, int, int, Flash]:
+    """Return the bytes of the buffers on the device and in host memory after a graph was reserved, of a card's pool, the width of the result, and what became of "auto"."""
     build = (VISION if side == "vision" else AUDIO).get(kind)
     if build is None or size.width <= 0 or size.height <= 0:
         raise UnsuitableError(kind)
 
-    def graph(*, flash: bool) -> Encoder:
+    def graph(*, flash: bool) -> tuple[Encoder, int]:
         encoder = Encoder(model, kind, side=side, flash=flash, size=(size.width, size.height), patch=patch, merge=merge, batch=size.batch)
         if not encoder.embedding:
             raise UnsuitableError("embedding_length")
-        encoder.expand(build(encoder))
-        return encoder
+        result = build(encoder)
+        encoder.expand(result)
+        return encoder, result.ne[0]
 
     runs = card_runs if where == "card" else None
-    first = graph(flash=flash != "off")
+    first, width = graph(flash=flash != "off")
     found = [first.pack(card=where != "host", runs=runs)]
     settled: Flash = "on" if flash == "auto" else flash
     if flash == "auto" and where == "card" and not all(card_runs(n) for n in first.nodes if n.op == "flash"):
         # tried first, and what was reserved for the trial stays
-        found.append(graph(flash=False).pack(card=True, runs=runs))
+        found.append(graph(flash=False)[0].pack(card=True, runs=runs))
         settled = "off"
     pool = max((pooled(n) for n in first.nodes), default=0) if where == "card" else 0
-    return max(card for card, _ in found), max(host for _, host in found), pool, settled
+    return max(card for card, _ in found), max(host for _, host in found), pool, width, settled
 
