@@ -13,6 +13,8 @@ from residency.report.model import Report
 from residency.rules.finding import Finding, Fix, Outcome
 from residency.rules.rule import Facts
 from residency.rules.runner import apply_policy, run_rules
+from residency.units import size
+from residency.ways import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,13 +25,19 @@ if TYPE_CHECKING:
     from residency.machine.model import Machine
     from residency.plugins import PluginSet
     from residency.policy.model import Policy
-    from residency.ways import Way
 
 #: Re-evaluations one report may spend on looking for ways out. At about 2 ms each this keeps a
 #: refusal well under half a second.
 TRIALS = 96
 #: Verified ways out offered per finding; more would be a menu, not advice.
 OFFERED = 4
+#: Ratios whose shares differ by less than this are one offer, not two.
+ALIKE = 0.05
+#: What is left when nothing else passes; tried for an engine that reads the knob.
+LAST_RESORTS = (
+    Way(knob="layers.on_device", value=0, note="slower: every layer runs on the CPU"),
+    Way(knob="device.kind", value="cpu", note="slower: everything runs on the CPU"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +66,7 @@ class Case:
             version=ordered(self.version) if ordered is not None else self.version,
             version_given=self.launch.version is not None and self.launch.version_reason is None,
             capabilities=self.engine.capabilities,
+            reads=getattr(self.engine, "reads", None),
         )
 
 
@@ -132,7 +141,7 @@ def judge(case: Case, *, today: date | None = None, started: float | None = None
     budget, findings = _evaluate(case, today)
     findings = tuple(_completed(f, case) for f in findings)
     if ways_out and any(f.outcome in (Outcome.VETO, Outcome.WARN) and f.ways for f in findings):
-        findings = _with_fixes(case, findings, today)
+        findings = _with_fixes(case, findings, budget, today)
     return Report(
         findings=findings, budget=budget, launch=case.launch, models=case.models, machine=case.machine,
         engine=case.view, engine_name=case.engine.name, plugins=case.plugins, policy=case.policy,
@@ -159,6 +168,7 @@ class _Trials:
         self.case, self.today, self.left = case, today, left
         self.known: dict[tuple[str, str], tuple[Finding, ...]] = {}
         self.over: dict[tuple[str, str], int] = {}
+        self.beyond: dict[tuple[str, str], bool] = {}
 
     def findings(self, knob: str, value: Any) -> tuple[Finding, ...] | None:
         """Return the findings of the changed launch, or None when the trials are used up."""
@@ -170,11 +180,29 @@ class _Trials:
             changed = replace(self.case, launch=self.case.launch.with_value(knob, value))
             budget, self.known[key] = _evaluate(changed, self.today)
             self.over[key] = _excess(budget, changed)
+            self.beyond[key] = any(r.code == BEYOND_TRAINING for r in budget.remarks)
         return self.known[key]
 
     def excess(self, knob: str, value: Any) -> int:
         """Return by how many bytes the fullest pool of a launch tried before is over; negative: what is left."""
         return self.over.get((knob, repr(value)), 0)
+
+    def noted(self, note: str, knob: str, value: Any) -> str:
+        """Return the note on a value tried before, with what its user should know about it."""
+        model = self.case.models.main
+        if knob != "context.length" or model is None or not self.beyond.get((knob, repr(value))):
+            return note
+        return f"{note}; " * bool(note) + f"more than the {model.integer('context_length')} tokens the model was trained for"
+
+    def remaining(self, knob: str, value: Any) -> str:
+        """Return what still refuses a changed launch that was tried before: the pool that lacks most, else the first rule."""
+        left = [f for f in self.findings(knob, value) or () if refuses((f,))]
+        short = [(f.need_bytes - f.have_bytes, f.pool) for f in left if f.pool is not None and f.need_bytes is not None and f.have_bytes is not None]
+        worst, pool = max(short, default=(0, None))
+        if pool is not None and worst > 0:
+            return f"{pool} lacks {size(worst)}"
+        first = min(left, key=lambda f: f.outcome is Outcome.CANNOT_TELL)
+        return f"{first.rule} {'cannot tell' if first.outcome is Outcome.CANNOT_TELL else 'still refuses'}"
 
     def passes(self, knob: str, value: Any) -> bool:
         """Whether the changed launch is allowed."""
@@ -187,6 +215,10 @@ class _Trials:
         return findings is not None and not any(
             f.rule == rule and f.pool == pool and f.outcome in (Outcome.VETO, Outcome.CANNOT_TELL) for f in findings
         )
+
+
+#: Code of the remark with which an engine's model says that a context is longer than the model was trained for.
+BEYOND_TRAINING = "context-beyond-training"
 
 
 def _excess(budget: Budget, case: Case) -> int:
@@ -251,12 +283,13 @@ def nearest(case: Case, *, today: date | None = None) -> tuple[Fix, ...]:
         today = calendar.today()  # noqa: DTZ011 - as in judge
     budget, findings = _evaluate(case, today)
     allowed = not refuses(findings)
-    ways = [way for finding in findings for way in finding.ways] if not allowed else []
+    ways = [*(way for finding in findings for way in finding.ways), *_last_resorts(case, budget)] if not allowed else []
+    resorts = {way.knob for way in LAST_RESORTS}
     trials = _Trials(case, today)
     spell = getattr(case.engine, "spell", None)
     found: dict[str, Fix] = {}
     for way in (*budget.ways, *ways):
-        if way.knob in found or (allowed and way.knob != "context.length"):
+        if way.knob in found or (allowed and way.knob != "context.length") or (way in LAST_RESORTS and found.keys() - resorts):
             continue
         value = way.value
         if allowed:
@@ -266,7 +299,8 @@ def nearest(case: Case, *, today: date | None = None) -> tuple[Fix, ...]:
         if value is None or not trials.passes(way.knob, value):
             continue
         spelling = spell(case.launch, way.knob, value) if spell is not None else None
-        found[way.knob] = Fix(knob=way.knob, value=value, verified=True, note=way.note if not allowed else "largest that passes", spelling=spelling or "")
+        found[way.knob] = Fix(knob=way.knob, value=value, verified=True, spelling=spelling or "",
+                              note=trials.noted(way.note if not allowed else "largest that passes", way.knob, value))  # fmt: skip
     return tuple(found.values())
 
 
@@ -283,38 +317,93 @@ def _furthest(way: Way, trials: _Trials) -> int | None:
     return found if found is not None and found > start else None
 
 
-def _with_fixes(case: Case, findings: tuple[Finding, ...], today: date) -> tuple[Finding, ...]:
+def _with_fixes(case: Case, findings: tuple[Finding, ...], budget: Budget, today: date) -> tuple[Finding, ...]:
     trials = _Trials(case, today)
-    spell = getattr(case.engine, "spell", None)
+    fixes = [_fixes(finding, finding.ways, trials) if _asks(finding) else () for finding in findings]
+    if refuses(findings) and not any(fix.verified for found in fixes for fix in found):
+        last = _last_resorts(case, budget)
+        fixes = [(*_fixes(finding, last, trials, partial=False), *found)[:OFFERED] if _asks(finding) else () for finding, found in zip(findings, fixes, strict=True)]
+    # What passes answers every refusal, so a refusal without such an answer of its own takes those of the others.
+    passing = [fix for found in fixes for fix in found if fix.verified]
     done = []
-    for finding in findings:
-        if finding.outcome is Outcome.VETO and finding.ways and finding.waived is None:
-            fixes: list[Fix] = list(finding.fixes)
-            partial: list[Fix] = []
-            for way in finding.ways:
-                if len(fixes) >= OFFERED:
-                    break
-                fix = _try(way, finding, trials)
-                if fix is not None:
-                    spelling = spell(case.launch, fix.knob, fix.value) if spell is not None else None
-                    fix = replace(fix, spelling=spelling or "")
-                    (fixes if fix.verified else partial).append(fix)
-            done.append(replace(finding, fixes=(*fixes, *partial[: OFFERED - len(fixes)])))
+    for finding, found in zip(findings, fixes, strict=True):
+        if _asks(finding):
+            if not any(fix.verified for fix in found):
+                found = _apart([*passing, *found])
+            done.append(replace(finding, fixes=tuple(_spelled(fix, case) for fix in (*finding.fixes, *found)[:OFFERED])))
         elif finding.outcome is Outcome.WARN and finding.ways:
-            fixes = [fix for way in finding.ways[:OFFERED] if (fix := _ease(way, finding, trials)) is not None]
-            done.append(replace(finding, fixes=tuple(replace(f, spelling=(spell(case.launch, f.knob, f.value) if spell else None) or "") for f in fixes)))
+            eased = [fix for way in finding.ways[:OFFERED] if (fix := _ease(way, finding, trials)) is not None]
+            done.append(replace(finding, fixes=tuple(_spelled(fix, case) for fix in eased)))
         else:
             done.append(finding)
     return tuple(done)
 
 
+def _asks(finding: Finding) -> bool:
+    """Whether ways out of a finding are looked for because it refuses."""
+    return finding.outcome is Outcome.VETO and bool(finding.ways) and finding.waived is None
+
+
+def _last_resorts(case: Case, budget: Budget) -> tuple[Way, ...]:
+    """Return the ways onto the CPU that this engine has, for a launch that uses an accelerator."""
+    reads = case.view.reads or frozenset()
+    cards = {device.name for device in case.machine.accelerators}
+    return tuple(way for way in LAST_RESORTS if way.knob in reads) if any(a.device in cards for a in budget.allocations) else ()
+
+
+def _fixes(finding: Finding, ways: Iterable[Way], trials: _Trials, *, partial: bool = True) -> tuple[Fix, ...]:
+    """Return the ways that pass, then those that at least answer this finding."""
+    found: list[Fix] = []
+    for way in ways:
+        if sum(fix.verified for fix in found) >= OFFERED:
+            break
+        fix = _try(way, finding, trials)
+        if fix is not None and (partial or fix.verified):
+            found.append(fix)
+    return _apart(found)
+
+
+def _apart(fixes: Iterable[Fix]) -> tuple[Fix, ...]:
+    """Return fixes with those that pass first, and without those that nearly repeat another."""
+    kept: list[Fix] = []
+    for fix in sorted(fixes, key=lambda f: not f.verified):
+        if not any(_alike(fix, other) for other in kept):
+            kept.append(fix)
+    return tuple(kept[:OFFERED])
+
+
+def _alike(one: Fix, other: Fix) -> bool:
+    if one.knob != other.knob:
+        return False
+    if one.value == other.value:
+        return True
+    shares = [_shares(fix.value) for fix in (one, other)]
+    return bool(shares[0]) and len(shares[0]) == len(shares[1]) and all(abs(a - b) < ALIKE for a, b in zip(*shares, strict=True))
+
+
+def _shares(value: Any) -> list[float]:
+    """Return a ratio's parts of one; empty for whatever is no ratio."""
+    numbers = value if isinstance(value, (list, tuple)) and all(isinstance(v, (int, float)) for v in value) else []
+    return [v / sum(numbers) for v in numbers] if sum(numbers) else []
+
+
+def _spelled(fix: Fix, case: Case) -> Fix:
+    spell = getattr(case.engine, "spell", None)
+    return replace(fix, spelling=(spell(case.launch, fix.knob, fix.value) if spell is not None else None) or "")
+
+
 def _ease(way: Way, finding: Finding, trials: _Trials) -> Fix | None:
     """Return the way as a fix if the changed launch is allowed and this rule no longer warns; None otherwise."""
-    found = trials.findings(way.knob, way.value)
     said = (Outcome.WARN, Outcome.VETO, Outcome.CANNOT_TELL)
-    if found is None or refuses(found) or any(f.rule == finding.rule and f.pool == finding.pool and f.outcome in said for f in found):
+
+    def eases(candidate: Any) -> bool:
+        found = trials.findings(way.knob, candidate)
+        return found is not None and not refuses(found) and not any(f.rule == finding.rule and f.pool == finding.pool and f.outcome in said for f in found)
+
+    value = nearest_passing(way, eases) if way.low is not None else way.value
+    if (value is None and way.low is not None) or not eases(value):
         return None
-    return Fix(knob=way.knob, value=way.value, verified=True, note=way.note)
+    return Fix(knob=way.knob, value=value, verified=True, note=way.note)
 
 
 def _try(way: Way, finding: Finding, trials: _Trials) -> Fix | None:
@@ -334,8 +423,9 @@ def _try(way: Way, finding: Finding, trials: _Trials) -> Fix | None:
         if value is None:
             return None
     if trials.passes(way.knob, value):
-        return Fix(knob=way.knob, value=value, verified=True, note=way.note)
+        return Fix(knob=way.knob, value=value, verified=True, note=trials.noted(way.note, way.knob, value))
     if trials.silences(way.knob, value, finding.rule, finding.pool):
         note = f"{way.note}; " if way.note else ""
-        return Fix(knob=way.knob, value=value, verified=False, note=f"{note}answers this refusal, others remain")
+        left = f"{note}answers this refusal, then {trials.remaining(way.knob, value)}"
+        return Fix(knob=way.knob, value=value, verified=False, note=trials.noted(left, way.knob, value))
     return None

@@ -147,6 +147,7 @@ class Engine(Protocol):
     # ``version_problem(version) -> str | None``: why a text is no version of this engine; None when it is one.
     # ``ordered_version(version) -> str``: the form that ``version_in`` can compare.
     # ``spell(launch, knob, value) -> str | None``: a change in the words the user typed.
+    # ``reads: frozenset[str]``: every knob it takes from a launch, or answers with a remark; others are reported as without effect.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +161,7 @@ class EngineView:
     version: str
     version_given: bool
     capabilities: CapabilityTable
+    reads: frozenset[str] | None = None  # the knobs the engine reads; None: it does not say
 
     def row(self, capability: str, device: Device | None) -> Capability | None:
         """Return the row that grants a capability on a device, or None."""

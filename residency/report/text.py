@@ -29,6 +29,7 @@ Line = list[Piece]
 
 WIDTH = 100
 _BAR = 54
+_WIDEST = 120  # of the column of names in a plan; what is longer comes from a file
 _MARKS = {Outcome.VETO: ("x", "bold red"), Outcome.WARN: ("!", "yellow"), Outcome.CANNOT_TELL: ("?", "bold magenta")}
 _HEADS = {"allow": ("ALLOW", "bold green"), "veto": ("VETO", "bold red"), "no-verdict": ("NO VERDICT", "bold magenta")}
 _ORDER = [p.value for p in Purpose]
@@ -199,18 +200,20 @@ def render(report: Report, *, verbose: bool = False, budget: bool | None = None)
 def show_budget(report: Report) -> list[Line]:
     """Return the whole budget, allocation by allocation, for ``residency plan``."""
     lines: list[Line] = []
+    longest = max((len(clean(a.name)) for found in report.pools for a in found.allocations), default=0)
+    width = min(max(61, 16 + longest), _WIDEST)
     for found in report.pools:
         if not found.allocations:
             continue
         lines.append([])
-        lines.append([(f"{clean(found.pool.name):<62}", "bold"), (f"{'certain':>12}{'likely':>12}{'at most':>12}  phase", "dim")])
+        lines.append([(f"{clean(found.pool.name):<{width + 1}}", "bold"), (f"{'certain':>12}{'likely':>12}{'at most':>12}  phase", "dim")])
         for a in found.allocations:
             label = f"  {a.purpose:<13} {clean(a.name)}"
             numbers = "".join(f"{size(n):>12}" for n in (a.certain_bytes, a.likely_bytes, a.at_most_bytes))
             kind = f" ({a.backing})" if a.backing != "device" else ""
-            lines.append([(f"{shorten(label, 61):<62}", ""), (f"{numbers}  {a.phase}{kind}", "")])
+            lines.append([(f"{shorten(label, width):<{width + 1}}", ""), (f"{numbers}  {a.phase}{kind}", "")])
         total = "".join(f"{size(n):>12}" for n in (found.certain_bytes, found.likely_bytes, found.at_most_bytes))
-        lines.append([(f"  {'sum':<60}", "bold"), (total, "bold"), (f"  of {size(found.usable_bytes)} free", "")])
+        lines.append([(f"  {'sum':<{width - 1}}", "bold"), (total, "bold"), (f"  of {size(found.usable_bytes)} free", "")])
     lines.extend([(f"? {clean(unknown.what)}: {clean(unknown.why)}", "")] for unknown in report.budget.unknowns)
     return lines
 

@@ -8,6 +8,7 @@ SystemExit, a generator, somebody else's finding, silence) becomes a finding of 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from operator import attrgetter
@@ -21,7 +22,7 @@ from residency.where import Where
 from .finding import Finding, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import date
 
     from residency.plugins import PluginSet
@@ -196,7 +197,7 @@ def apply_policy(findings: tuple[Finding, ...], facts: Facts, plugins: PluginSet
         elif finding.outcome is Outcome.CANNOT_TELL and _is_a_rules(finding) and policy.cannot_tell == "warn":
             changed = replace(finding, outcome=Outcome.WARN, message=f"Cannot tell, and the policy accepts that: {finding.message}")
         judged.append(changed)
-    judged.extend(policy_remarks(policy, plugins))
+    judged.extend(policy_remarks(policy, plugins, [pool.name for pool in facts.machine.pools]))
     for index, waiver in enumerate(policy.waivers):
         if waiver.until < today:
             state = f"expired on {waiver.until.isoformat()}"
@@ -217,8 +218,8 @@ def _is_a_rules(finding: Finding) -> bool:
     return finding.culprit is None and not finding.rule.startswith("residency/")
 
 
-def policy_remarks(policy: Policy, plugins: PluginSet) -> Iterator[Finding]:
-    """Yield what a policy says in vain: severities of rules that are not there, or that must run."""
+def policy_remarks(policy: Policy, plugins: PluginSet, pools: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yield what a policy says in vain: severities of rules that are not there, or that must run; margins of pools the machine lacks."""
     known = {rule.id for rule in plugins.rules}
     for rule, level in policy.severities.items():
         if rule not in known:
@@ -230,8 +231,21 @@ def policy_remarks(policy: Policy, plugins: PluginSet) -> Iterator[Finding]:
         else:
             continue
         yield Finding(rule="residency/policy", outcome=Outcome.WARN, message=message)
+    known = {*pools, *ELSEWHERE, *(found[1] for pool in pools if (found := _NUMBERED.fullmatch(pool)))}
+    for pool in policy.pool_margins:
+        numbered = _NUMBERED.fullmatch(pool)
+        if not pools or pool in known or (numbered is not None and numbered[1] in known):
+            continue
+        close = difflib.get_close_matches(pool, pools, n=1)
+        hint = f" Did you mean {close[0]}?" if close else f" Its pools: {', '.join(pools)}."
+        message = f"The policy sets a margin for the pool {pool}, and this machine has none of that name.{hint}"
+        yield Finding(rule="residency/policy", outcome=Outcome.WARN, message=message)
 
 
+#: Names of host pools: a fleet's policy speaks for machines with unified memory and for others.
+ELSEWHERE = ("host", "unified")
+#: A pool with a number: a fleet has machines with more cards than this one.
+_NUMBERED = re.compile(r"(.*?)\d+")
 #: Days before its end from which a waiver in use is mentioned.
 WAIVER_NOTICE_DAYS = 14
 
