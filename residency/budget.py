@@ -189,6 +189,7 @@ class Budget:
     remarks: tuple[Remark, ...] = ()
     unknowns: tuple[Unknown, ...] = ()
     ways: tuple[Way, ...] = ()  # changes that move bytes in this engine, most useful first
+    narrowing: tuple[Way, ...] = ()  # changes that move "at most" bytes alone, tried for the warning about them
     in_order: bool = False  # the allocations already stand in the order of time
     facts: Mapping[str, Any] = field(default_factory=dict)  # resolved values for display: n_ctx, layers per device, ...
 

@@ -144,9 +144,9 @@ def test_card_budget_offers_a_ratio_that_fits(gemma_path, tmp_path):
 def test_card_budget_offers_no_ratio_that_leaves_another_card_over():
     """18 GiB on two cards of 10: half the share for one of them would leave 12 on the other."""
     veto = findings(RULES["layer-split/card-budget"], facts(**two(6, 12)))[0]
-    assert [(w.knob, w.value) for w in veto.ways] == [("layers.ratio", [50, 50])]
+    assert [(w.knob, w.value) for w in veto.ways] == [("layers.ratio", [1, 1])]
     roomy = findings(RULES["layer-split/card-budget"], facts(**two(1, 12)))[0]  # 13 GiB: 7.4 and 5.6, or 8.7 and 4.3
-    assert [w.value for w in roomy.ways] == [[50, 50], [38, 50], [25, 50]]
+    assert [w.value for w in roomy.ways] == [[1, 1], [19, 25], [1, 2]]
 
 
 def test_end_cards():

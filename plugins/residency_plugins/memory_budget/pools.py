@@ -78,7 +78,7 @@ def _judge(found: PoolSum, facts: Facts) -> list[Finding]:
         return [_refusal(found, facts, usable, usable, "certain")]
     if found.likely_bytes > limit:
         return [_refusal(found, facts, usable, limit, "likely")]
-    return [] if greedy else list(_warnings(found, usable))  # there the band is judged against the reserve: layer-split/after-cache
+    return [] if greedy else list(_warnings(found, facts, usable))  # there the band is judged against the reserve: layer-split/after-cache
 
 
 def _refusal(found: PoolSum, facts: Facts, usable: int, limit: int, number: str) -> Finding:
@@ -134,7 +134,7 @@ def _knob(failing: Allocation, found: PoolSum) -> str | None:
     return max(movable, key=lambda a: a.likely_bytes).knob if movable else None
 
 
-def _warnings(found: PoolSum, usable: int) -> Iterator[Finding]:
+def _warnings(found: PoolSum, facts: Facts, usable: int) -> Iterator[Finding]:
     """Yield what is no reason to refuse: a band that reaches over the pool, and a mapping that cannot stay cached."""
     name = found.pool.name
     mapped = sum(a.at_most_bytes for a in found.allocations if a.backing == "mapped")
@@ -144,7 +144,7 @@ def _warnings(found: PoolSum, usable: int) -> Iterator[Finding]:
         yield rule.warn(
             f"{name}: likely {size(found.likely_bytes)} of {size(usable)}, but it can take up to {size(held)}; "
             f"the widest band is that of {peak.name}.",
-            pool=name, need_bytes=held, have_bytes=usable, knob=peak.knob,
+            pool=name, need_bytes=held, have_bytes=usable, knob=peak.knob, ways=tuple(way for way in facts.budget.narrowing if way.knob == peak.knob),
         )  # fmt: skip
     left = max(0, usable - found.likely_bytes)
     if mapped > left:

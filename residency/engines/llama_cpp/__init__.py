@@ -43,6 +43,14 @@ CAPABILITIES = CapabilityTable(
     },
 )  # fmt: skip
 
+#: Every knob that ``resolve.py``, ``plan.py``, ``companions.py``, ``remarks.py`` and ``layout.py`` take from a launch.
+READS = frozenset({
+    "model.path", "model.mmproj", "model.draft", "model.adapters", "device.kind", "device.ids", "device.main", "context.length", "context.sequences",
+    "context.unified", "context.batch", "context.micro_batch", "context.flash_attention", "context.full_window", "kv.key_type", "kv.value_type",
+    "kv.on_device", "layers.on_device", "layers.split", "layers.ratio", "layers.overrides", "experts.on_host", "vision.device", "vision.max_tokens",
+    "speculation.kind", "speculation.window", "memory.load",
+})  # fmt: skip
+
 
 class LlamaCpp:
     """llama.cpp and the programs built with it."""
@@ -50,6 +58,7 @@ class LlamaCpp:
     name = "llama.cpp"
     aliases: tuple[str, ...] = ("llamacpp", "llama-cpp")
     newest = "0.5.0"
+    reads: frozenset[str] = READS
     programs: tuple[str, ...] = ("llama-server", "llama-cli", "llama-completion", "llama-fit-params", "llama-mtmd-cli", "llama-bench")
     capabilities = CAPABILITIES
 

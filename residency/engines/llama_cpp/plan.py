@@ -6,10 +6,11 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from residency.budget import Allocation, Budget, Phase, Purpose, Remark
+from residency.budget import Allocation, Budget, Phase, Purpose, Remark, Unknown
 from residency.checkpoint.model import Role
 from residency.engines import soundness as shared
 from residency.machine.model import usable_bytes
+from residency.text import clean, shorten
 from residency.units import size
 from residency.ways import Way
 
@@ -79,12 +80,19 @@ def plan(launch: Launch, models: Models, machine: Machine, *, version: str, engi
     more, said, untold = companions(launch, models, machine, settings, devices, layout)
     rows += more
     remarks += said
+    far, not_told = _remote(launch, machine, rows)
+    remarks += far
+    most = launch.get("vision.max_tokens")
+    if most is not None and models.mmproj is None:
+        text = f"images of at most {most} tokens are asked for, and no projector is loaded that could take one"
+        remarks.append(Remark(kind="inert", code="no-projector", knob="vision.max_tokens", value=most, message=text))
     remarks += further(launch, model, machine, settings, devices, layout, rows)
     return Budget(
         allocations=tuple(rows),
         remarks=(*remarks, *layout.remarks),
-        unknowns=(*layout.unknowns, *untold),
+        unknowns=(*layout.unknowns, *untold, *not_told),
         ways=ways(model, settings, layout, devices, rows, machine),
+        narrowing=_narrowing(rows),
         facts={"context": layout.resolved.n_ctx, "pipeline_copies_bytes": copies, **{k: v for k, v in layout.facts.items() if isinstance(v, (int, str, bool))}},
     )
 
@@ -263,6 +271,38 @@ def ways(model: Checkpoint, settings: Settings, layout: Layout, devices: tuple[D
     if layout.host_weights.backing != "mapped" and layout.host_weights.bytes:
         found.append(Way(knob="memory.load", value="mmap", note="weights stay in the file and are read as they are needed"))
     return tuple(found)
+
+
+#: MiB between the sizes of the prompt cache that are tried.
+CACHE_STEP = 64
+
+
+def _narrowing(rows: Sequence[Allocation]) -> tuple[Way, ...]:
+    """Return a smaller limit of the server's prompt cache (``--cache-ram``, MiB)."""
+    return tuple(
+        Way(knob=row.knob, value=row.at_most_bytes // 2**20, low=0, step=CACHE_STEP, note="MiB for the prompt cache; conversations beyond it are computed again")
+        for row in rows
+        if row.knob == "option:cache-ram"
+    )
+
+
+def _remote(launch: Launch, machine: Machine, rows: Sequence[Allocation]) -> tuple[list[Remark], tuple[Unknown, ...]]:
+    """Say what --rpc servers mean that the machine profile has no device for: a warning, or no verdict where they could make room."""
+    asked = launch.options.get("rpc")
+    if not asked or launch.get("device.kind") == "cpu" or any(d.kind == "rpc" for d in machine.devices):
+        return [], ()
+    ids = launch.get("device.ids")
+    if ids is not None and not any(name.casefold().startswith("rpc") for name in ids):
+        return [], ()  # the servers are connected to and nothing is put there
+    servers = clean(shorten(", ".join(asked) if isinstance(asked, list) else str(asked), 80))
+    short, _ = _shortage(rows, machine)
+    told = "machine profile has no device of kind rpc; docs/machines.md shows how to declare one"
+    if not short:
+        text = f"a part of the model goes to {servers}, and that device is not judged: the {told}"
+        return [Remark(kind="risk", code="rpc-not-in-machine", knob="option:rpc", value=servers, message=text)], ()
+    pool, over = max(short.items(), key=lambda item: item[1])
+    why = f"the {told}, and without its memory {pool} lacks {size(over)}"
+    return [], (Unknown(what=f"the memory behind --rpc {servers}", why=why),)
 
 
 def _spreading(settings: Settings) -> list[Way]:

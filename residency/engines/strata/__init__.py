@@ -41,6 +41,15 @@ CAPABILITIES = CapabilityTable(
     },
 )  # fmt: skip
 
+#: Every knob that ``resolve.py`` and ``plan.py`` take from a launch, and those ``conflicts.py`` says it has nothing for.
+READS = frozenset({
+    "model.path", "model.mmproj", "model.draft", "model.adapters", "device.kind", "device.ids", "device.main", "context.length", "context.sequences",
+    "context.batch", "context.micro_batch", "context.prefill", "context.flash_attention", "context.full_window", "context.unified", "kv.key_type",
+    "kv.value_type", "kv.on_device", "kv.resident", "kv.blocks", "kv.block_size", "kv.memory", "layers.on_device", "layers.split", "layers.ratio",
+    "layers.first", "layers.overrides", "experts.on_host", "experts.stream", "experts.slots", "experts.slot_size", "experts.cache", "vision.enabled",
+    "vision.device", "vision.max_tokens", "speculation.kind", "speculation.window", "memory.reserve", "memory.load", "memory.prefault", "memory.pinned",
+})  # fmt: skip
+
 
 class Strata:
     """Strata, its server and its setup."""
@@ -48,6 +57,7 @@ class Strata:
     name = "strata"
     aliases = ("strata-engine",)
     newest = "0.1.41"
+    reads = READS
     programs = ("strata", "START-HERE.bat")
     capabilities = CAPABILITIES
 

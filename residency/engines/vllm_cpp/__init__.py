@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from residency.launch.model import Launch
     from residency.machine.model import Machine
 
+#: Every knob that ``settings.py``, ``plan.py`` and ``remarks.py`` take from a launch.
+READS = frozenset({
+    "model.path", "model.mmproj", "device.kind", "device.ids", "context.length", "context.sequences", "context.batch", "kv.key_type", "kv.value_type",
+    "kv.on_device", "kv.blocks", "kv.block_size", "kv.memory", "layers.split", "experts.on_host", "experts.stream", "experts.slots", "experts.slot_size",
+    "speculation.kind", "speculation.window", "memory.load", "memory.prefault",
+})  # fmt: skip
+
 
 class VllmCpp:
     """vllm.cpp: vllm-server and vllm-cli."""
@@ -27,6 +34,7 @@ class VllmCpp:
     name = "vllm.cpp"
     aliases = ("vllmcpp", "vllm-cpp")
     newest = NEWEST
+    reads = READS
     programs = ("vllm-server", "vllm-cli")
     capabilities = CAPABILITIES
 
