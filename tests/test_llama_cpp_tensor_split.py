@@ -135,3 +135,10 @@ def test_an_architecture_without_it_is_named(architecture, tmp_path):
     (finding,) = [f for f in report.findings if f"plit mode tensor is not implemented for {architecture}." in f.message]
     assert [(w.knob, w.value) for w in finding.ways] == [("layers.split", "layer")]
     assert report.verdict != "allow"
+
+
+def test_a_fused_tensor_too_small_for_its_heads_cannot_be_told():
+    rows = [*truth.dense(2), ("blk.0.attn_qkv.weight", "F32", (256, 32, 4))]  # 256 query rows alone would be more
+    chosen = Settings(devices=truth.cards("CUDA0", "CUDA1", "CUDA2", "CUDA3"), n_ctx=512, split_mode="tensor")
+    found = layout.lay_out(truth.made("llama", rows, **truth.dense_hparams(2)), chosen)
+    assert [u.why for u in found.unknowns] == ["blk.0.attn_qkv.weight has 32 rows, fewer than the heads of the metadata fill"]

@@ -59,6 +59,8 @@ def companions(
         rows += more
         remarks += said
         unknowns += untold
+    elif launch.options.get("mmproj-url") and launch.options.get("mmproj-auto") is not False:
+        unknowns += (Unknown(what="the projector", why="the launch fetches it when it starts; name the file with --mmproj"),)
     if program_of(launch) in ("llama-server", "llama-cli"):
         more, said = _host_caches(launch, models, machine, settings, layout)
         rows += more

@@ -667,6 +667,14 @@ def _stops(
     ))  # fmt: skip
 
 
+def _cut(checkpoint: Checkpoint, settings: Settings, host_free: int | None) -> Layout:
+    try:
+        return _shared(checkpoint, settings, host_free)
+    except tensor_split.ContradictionError as error:
+        one, _ = _lay_out(checkpoint, replace(settings, split_mode="layer", pipeline=False), host_free, None)
+        return replace(one, unknowns=(*one.unknowns, Unknown(what="what each card holds under split mode tensor", why=str(error))))
+
+
 def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None = None, ceilings: Mapping[str, int] | None = None) -> Layout:
     """Lay one launch out. Pure; bytes are exact for weights and caches, a band for compute buffers.
 
@@ -675,7 +683,7 @@ def lay_out(checkpoint: Checkpoint, settings: Settings, *, host_free: int | None
     store: dict[tuple[Settings, int | None], Layout] = derived(checkpoint).setdefault("layouts", {})
     known = store.get((settings, host_free))
     if known is None:
-        known = _shared(checkpoint, settings, host_free) if settings.split_mode == "tensor" and settings.devices else None
+        known = _cut(checkpoint, settings, host_free) if settings.split_mode == "tensor" and settings.devices else None
         known, whole = (known, True) if known is not None else _lay_out(checkpoint, settings, host_free, ceilings)
         if whole:
             if len(store) >= MOST_LAYOUTS:

@@ -105,6 +105,10 @@ class Segment(NamedTuple):
     grain: int
 
 
+class ContradictionError(ValueError):
+    """A tensor's shape and the file's metadata cannot both be right."""
+
+
 class Cut(NamedTuple):
     """How many elements along an axis every card takes."""
 
@@ -277,6 +281,8 @@ class Splitter:
         length = shape[axis]
         grains = self._grains(rule.kind, layer, self._block(layer, name, rule.after), length)
         runs = self._runs(name, layer, length)
+        if any(size < 0 for size, _ in runs):
+            raise ContradictionError(f"blk.{layer}.{name} has {length} rows, fewer than the heads of the metadata fill")
         segments = tuple(Segment(n, times, grains[min(i, len(grains) - 1)]) for i, (n, times) in enumerate(runs))
         return Cut(axis, self._counts(segments, self.turns[layer]))
 
