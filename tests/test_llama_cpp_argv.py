@@ -78,7 +78,10 @@ def test_a_given_version_is_believed():
         (["-ot", "(=CPU"], "-ot has a pattern that is not a regular expression"),
         (["-ctk", "q8"], "-ctk expects one of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1, not 'q8'; did you mean q8_0?"),
         (["-sm", "rows"], "-sm expects one of none, layer, row, tensor, not 'rows'; did you mean row?"),
-        (["-fa", "maybe"], "'maybe' is not a flag"),
+        (["-fa", "maybe"], "argument 1 (-fa): -fa expects on, off or auto, not 'maybe'"),
+        (["-fit", "maybe"], "argument 1 (-fit): -fit expects on or off, not 'maybe'"),
+        (["-fit", "auto"], "-fit expects on or off, not 'auto'"),
+        (["-fit"], "-fit needs a value"),
         (["--swa-full=1"], "--swa-full takes no value"),
     ],
 )
@@ -87,7 +90,7 @@ def test_problems_name_the_flag_and_what_was_meant(argv, said):
 
 
 def test_all_problems_in_one_run():
-    assert len(problems("--nope", "x", "-c", "many", "-ctk", "q9", "-ub", "0")) == 4
+    assert len(problems("--nope", "x", "-c", "many", "-ctk", "q9", "-b", "0")) == 4
 
 
 def test_flags_without_bearing_on_memory_are_silent():
@@ -169,3 +172,148 @@ def test_many_problems_are_counted_not_told():
     assert len(found) == 51
     assert found[-1] == "19950 more problems of the same command line"
     assert time.process_time() - began < 2
+
+
+def test_flash_attention_without_a_value_is_that_of_older_builds():
+    launch = read("-fa", "-c", "512")
+    assert (launch.get("context.flash_attention"), launch.get("context.length")) == ("on", 512)
+    assert (read("-fa", "-1").get("context.flash_attention"), read("-fa").get("context.flash_attention")) == ("auto", "on")
+
+
+def started(program, *argv, version=None):
+    return ENGINE.read([program, "-m", "x.gguf", *argv], {}, version=version)
+
+
+@pytest.mark.parametrize(
+    ("program", "argv", "version", "sequences"),
+    [
+        ("llama-server", ("-np", "-7"), None, None),
+        ("llama-server", ("-np", "-1"), None, None),
+        ("llama-server", ("-np", "0"), "b4610", None),
+        ("llama-cli", ("-np", "0"), None, None),
+        ("llama-fit-params", ("-np", "3"), None, 3),
+    ],
+)
+def test_slots_that_each_program_takes(program, argv, version, sequences):
+    assert started(program, *argv, version=version).get("context.sequences") == sequences
+
+
+def test_slots_that_no_program_takes():
+    assert problems("-m", "x.gguf", "-np", "0") == ["argument 3 (-np): -np cannot be 0: it is 1 or more, or -1 (automatic)"]
+    assert problems("-m", "x.gguf", LLAMA_ARG_N_PARALLEL="0") == ["$LLAMA_ARG_N_PARALLEL: LLAMA_ARG_N_PARALLEL cannot be 0: it is 1 or more, or -1 (automatic)"]
+    with pytest.raises(InputError, match="-np cannot be -7: it is 0 or more"):  # 4294967289 without its sign
+        started("llama-cli", "-np", "-7")
+
+
+@pytest.mark.parametrize(
+    ("argv", "knob", "value"),
+    [
+        (("-ub", "0"), "context.micro_batch", 2048),  # 0 is the batch
+        (("-ub", "0", "-b", "1024"), "context.micro_batch", 1024),
+        (("-ub", "-1", "-b", "1024"), "context.micro_batch", 1024),
+        (("-b", "-1"), "context.batch", 4294967295),
+        (("-ngl", "-5"), "layers.on_device", "all"),
+        (("-ngl", "-1"), "layers.on_device", "auto"),
+        (("-ts", "1e-30,1"), "layers.ratio", [1e-30, 1.0]),
+        (("-ts", "3,1/"), "layers.ratio", [3.0, 1.0]),
+        (("-ts", ".5,+1."), "layers.ratio", [0.5, 1.0]),
+        (("-mg", "-1"), "device.main", None),
+        (("-mg", "-1", "-sm", "none"), "device.ids", []),
+        (("--image-max-tokens", "-1"), "vision.max_tokens", None),
+        (("--mmproj", ""), "model.mmproj", None),
+        (("-md", ""), "model.draft", None),
+    ],
+)
+def test_numbers_outside_their_usual_range_mean_what_the_engine_makes_of_them(argv, knob, value):
+    assert read("-m", "x.gguf", *argv).get(knob) == value
+
+
+def test_margins_are_separated_by_commas_or_slashes():
+    assert read("-fitt", "1024/2048").options == {"fit-target": [1024, 2048]}
+    assert problems("-fitt", "-5") == ["argument 1 (-fitt): -fitt cannot be -5: it is MiB to leave free, 0 or more"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("-c", "-1"), "-c cannot be -1: it is 0 or more (0 is what the model was trained for)"),
+        (("-c", "99999999999999999999"), "-c cannot be 99999999999999999999: the engine's parser takes whole numbers of 32 bits only"),
+        (("-b", "0"), "-b cannot be 0: it is 1 or more"),
+        (("-ncmoe", "-1"), "-ncmoe cannot be -1: it is 0 or more"),
+        (("-ncffn", "-1"), "-ncffn cannot be -1: it is 0 or more"),
+        (("--spec-draft-n-max", "-1"), "--spec-draft-n-max cannot be -1: it is 0 or more"),
+        (("-cms", "-1"), "-cms cannot be -1: it is 0 or more"),
+        (("--sleep-idle-seconds", "0"), "--sleep-idle-seconds cannot be 0: it is -1 (never) or 1 and more"),
+        (("-ts", "1e-50,1"), "-ts cannot be 1e-50: the engine's parser takes numbers of single precision only"),
+        (("-ts", "1,-1"), "-ts cannot be -1: a share is 0 or more"),
+        (("--temp", "abc"), "--temp expects a number, not 'abc'"),
+        (("--top-p", "1e99"), "--top-p cannot be 1e99: the engine's parser takes numbers of single precision only"),
+        (("--rope-scaling", "foo"), "--rope-scaling expects one of none, linear, yarn, not 'foo'"),
+        (("--reasoning", "maybe"), "--reasoning expects on, off or auto, not 'maybe'"),
+        (("--prio", "4"), "--prio cannot be 4: it is from -1 to 3"),
+        (("--repeat-last-n", "-1"), "--repeat-last-n cannot be -1: it is 0 or more"),
+        (("--seed", "x"), "--seed expects a whole number of 64 bits, not 'x'"),
+        (("--control-vector-layer-range", "1", "x"), "--control-vector-layer-range expects a whole number of 32 bits, not 'x'"),
+        (("--override-kv", "foo"), "--override-kv expects KEY=TYPE:VALUE with a type of int, float, bool, str, not 'foo'"),
+        (("--override-kv", "a=int:1,b=bool:yes"), "--override-kv expects true or false for 'b', not 'yes'"),
+        (("--override-kv", "a=str:" + "x" * 128), "--override-kv takes texts of 127 bytes at most for 'a'"),
+        (("--lora-scaled", "x.gguf"), "--lora-scaled expects FILE:SCALE, not 'x.gguf'"),
+        (("--lora-scaled", "x.gguf:much"), "--lora-scaled expects a number, not 'much'"),
+        (("--control-vector-scaled", "x.gguf:1:2"), "--control-vector-scaled expects FILE:SCALE, not 'x.gguf:1:2'"),
+        (("--lora", "a.gguf,"), "--lora has an empty path"),
+    ],
+)
+def test_values_the_engine_refuses(argv, said):
+    assert problems("-m", "x.gguf", *argv) == [f"argument 3 ({argv[0]}): {said}"]
+
+
+def test_values_the_engine_takes_though_they_look_odd():
+    """The parser of --override-kv is satisfied with any text for a number, and every text is a Jinja template."""
+    argv = ("--temp", "-.5e1x", "--top-p", "inf", "--seed", "-1", "--chat-template", "nope", "--override-kv", "llama.context_length=int:abc", "-co", "on", "-co")
+    assert read("-m", "x.gguf", *argv).options == {"override-kv": ["llama.context_length=int:abc"]}
+    assert read("--repeat-last-n", "-1", version="b4610").options == {}  # the range is newer
+
+
+def test_every_flag_that_names_an_adapter():
+    launch = read("--lora", 'a.gguf,"b,c.gguf"', "--lora-scaled", "d.gguf:0.5,e.gguf:-1e-1", "--control-vector", "f.gguf", "--control-vector-scaled", "g.gguf:2")
+    assert launch.get("model.adapters") == ["a.gguf", "b,c.gguf", "d.gguf", "e.gguf", "f.gguf", "g.gguf"]
+
+
+def test_a_scale_was_a_value_of_its_own_in_older_builds():
+    launch = read("--lora-scaled", "a,b.gguf", "0.5", "--control-vector-scaled", "c.gguf:2", "-c", "512", version="b4610")
+    assert (launch.get("model.adapters"), launch.get("context.length")) == (["a,b.gguf", "c.gguf"], 512)
+    assert "expects FILE:SCALE" in problems("--lora-scaled", "a.gguf", "0.5", version="0.5.0")[0]
+
+
+def test_an_empty_model_path():
+    assert problems("-m", "") == ["argument 1 (-m): -m has an empty path"]
+    assert problems(LLAMA_ARG_MODEL="") == ["$LLAMA_ARG_MODEL: LLAMA_ARG_MODEL has an empty path"]
+    assert read("-m", "x.gguf", LLAMA_ARG_MODEL="").get("model.path") == "x.gguf"
+
+
+@pytest.mark.parametrize("argv", [("-c", "9" * 5000), ("-c", "x" * 5000), ("-ts", "1e" + "9" * 5000), ("-ot", "x" * 5000), ("--temp", "x" * 5000), ("-fa", "x" * 5000)])
+def test_long_values_are_shortened(argv):
+    found = problems("-m", "x.gguf", *argv)
+    assert len(found) == 1
+    assert len(found[0]) < 250
+    assert "..." in found[0]
+
+
+def test_llama_bench_with_numbers_outside_their_usual_range():
+    def bench(*argv):
+        return ENGINE.read(["llama-bench", "-m", "x.gguf", *argv], {}, version=None)
+
+    assert bench("-ub", "0,256").get("context.micro_batch") == 2048
+    assert bench("-ub", "0", "-b", "4096").get("context.micro_batch") == 4096
+    with pytest.raises(InputError, match="-p cannot be 99999999999999999999: the engine's parser takes whole numbers of 32 bits only"):
+        bench("-p", "9" * 20)
+
+
+def test_every_adapter_of_a_preset_counts():
+    from residency.engines.llama_cpp.ini import sections, words_of
+
+    problems = []
+    entries = sections("p.ini", "lora = a.gguf\nlora-scaled = b.gguf:2\ncontrol-vector = c.gguf\nswa-full = " + "x" * 5000, problems)["default"]
+    words = [word for entry in entries.values() for word in words_of(entry, problems)]
+    assert words == ["--lora", "a.gguf", "--lora-scaled", "b.gguf:2", "--control-vector", "c.gguf"]
+    assert problems[0].message == f"swa-full expects on or off, not '{'x' * 57}...'"

@@ -20,6 +20,7 @@ from residency.launch.model import Launch
 from residency.text import clean, shorten
 from residency.where import Where
 
+from . import history
 from .flags import (
     BUNDLES,
     ENDS_AT_ONCE,
@@ -27,8 +28,16 @@ from .flags import (
     FALSE,
     FLAGS,
     INFORMATION,
+    OPTIONAL_VALUE,
+    RANGES_SINCE,
     SILENT,
     SILENT_COUNTS,
+    SILENT_NUMBERS,
+    SILENT_RANGES,
+    SILENT_UNSIGNED,
+    SILENT_WORDS,
+    SMALLEST,
+    THREE_WAY,
     TRUE,
     Flag,
     flag_names,
@@ -39,6 +48,8 @@ from .version import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+#: Kinds whose repeated flags append.
+_APPENDING = ("overrides", "list", "files", "scaled", "metadata")
 
 
 @dataclass(kw_only=True)
@@ -50,7 +61,7 @@ class _Reading(Reading):
 
     def take(self, flag: Flag, value: Any, where: Where) -> None:
         """Set a flag's value; overrides and lists append."""
-        if flag.kind in ("overrides", "list") and isinstance(value, list):
+        if flag.kind in _APPENDING and isinstance(value, list):
             value = [*self.values.get(flag.target, []), *value]
         self.put(flag.target, value, where)
 
@@ -65,34 +76,46 @@ def convert(flag: Flag, text: str) -> Any:
     if kind in ("text", "path"):
         return text
     if kind == "onoff":
-        word = text.casefold()
-        if word in ("auto", "-1"):
+        if text in ("auto", "-1") and not flag.choices:
             return "auto"
-        if word in TRUE or word in FALSE:
-            return "on" if word in TRUE else "off"
-        raise ValueError(f"expects on, off or auto, not {clean(text)!r}")
+        if text in TRUE or text in FALSE:
+            return "on" if text in TRUE else "off"
+        raise ValueError(f"expects {'on or off' if flag.choices else 'on, off or auto'}, not {quoted(text)}")
     if kind == "choice":
         if text not in flag.choices:
             close = difflib.get_close_matches(text, flag.choices, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"expects one of {', '.join(flag.choices)}, not {clean(text)!r}{hint}")
+            raise ValueError(f"expects one of {', '.join(flag.choices)}, not {quoted(text)}{hint}")
         return dict(flag.meaning).get(text, text)
     if kind == "list":
         return [part for part in text.split(",") if part]
     if kind == "devices":
         return [] if text == "none" else [part for part in text.split(",") if part]
     if kind == "ratios":
-        return ratios(re.split(r"[,/]+", text))
+        return ratios(_parts(text))
     if kind == "sizes":
-        return [_whole(part) for part in text.split(",")]
+        return _margins(_parts(text))
+    if kind == "files":
+        return [_file(part) for part in _csv_row(text)]
+    if kind == "scaled":
+        return [_scaled_file(part) for part in _csv_row(text)]
+    if kind == "metadata":
+        return [_metadata(part) for part in _csv_row(text)]
     if kind == "overrides":
         return [_override(part) for part in text.split(",") if part]
     raise ValueError("takes no value")
 
 
+def quoted(text: str) -> str:
+    """Return a value in quotes, short and safe for a terminal."""
+    return repr(clean(shorten(text)))
+
+
 def _whole(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise ValueError(f"expects a whole number, not {clean(text)!r}")
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise ValueError(f"expects a whole number, not {quoted(text)}")
+    if len(text) > 18:
+        raise ValueError(f"cannot be {shorten(text)}: the engine's parser takes whole numbers of 32 bits only")
     return int(text)
 
 
@@ -109,10 +132,104 @@ def fits_counter(value: int) -> bool:
     return -(2**31) <= value < 2**31
 
 
+#: A number as ``std::stof`` reads it, and the smallest and largest that fit single precision without loss of digits.
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_SMALLEST_SINGLE, _LARGEST_SINGLE = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
+
+def _single(text: str) -> float:
+    """Return a number that ``std::stof`` takes; raise ValueError where it throws out_of_range."""
+    value = float(text)
+    written_zero = not re.search(r"[1-9]", re.split(r"[eE]", text)[0])
+    if not written_zero and not _SMALLEST_SINGLE <= abs(value) <= _LARGEST_SINGLE:
+        raise ValueError(f"cannot be {shorten(text)}: the engine's parser takes numbers of single precision only")
+    return value
+
+
 def _number(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{0,18})?", text):
-        raise ValueError(f"expects numbers, not {clean(text)!r}")
-    return float(text)
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"expects numbers, not {quoted(text)}")
+    value = _single(text)
+    if value < 0:
+        raise ValueError(f"cannot be {shorten(text)}: a share is 0 or more")
+    return value
+
+
+def _parts(text: str) -> list[str]:
+    """Return what stands between commas and slashes; like the engine's splitter, nothing for a separator at the end."""
+    parts = re.split(r"[,/]+", text)
+    return parts[:-1] if len(parts) > 1 and not parts[-1] else parts
+
+
+def _margins(parts: Sequence[str]) -> list[int]:
+    """Return the MiB of ``--fit-target``."""
+    if len(parts) > MOST_SHARES:
+        raise ValueError(f"has {len(parts)} values, and the engine takes {MOST_SHARES} at most")
+    found = [_whole(part) for part in parts]
+    if min(found) < 0:
+        raise ValueError(f"cannot be {min(found)}: it is MiB to leave free, 0 or more")
+    return found
+
+
+def _csv_row(text: str) -> list[str]:
+    """Return the fields of a line of CSV as the engine reads it: a quote inside quotes is written twice."""
+    fields, field, inside, index = [], "", False, 0
+    while index < len(text):
+        char = text[index]
+        if char == '"' and inside and text[index + 1 : index + 2] == '"':
+            field += char
+            index += 1
+        elif char == '"' and (inside or not field):
+            inside = not inside
+        elif char == "," and not inside:
+            fields.append(field)
+            field = ""
+        else:
+            field += char
+        index += 1
+    return [*fields, field]
+
+
+def _file(text: str) -> str:
+    if not text:
+        raise ValueError("has an empty path")
+    return text
+
+
+def _scaled_file(text: str) -> str:
+    path, colon, scale = text.partition(":")
+    if not colon or ":" in scale:
+        raise ValueError(f"expects FILE:SCALE, not {quoted(text)}")
+    _check_number(scale)
+    return _file(path)
+
+
+def _check_number(text: str) -> None:
+    """Raise ValueError where ``std::stof`` throws: it reads what it can from the front."""
+    if re.match(r"\s*[+-]?(inf|nan)", text, re.IGNORECASE):
+        return
+    found = _NUMBER.match(text[:80].lstrip())
+    if found is None:
+        raise ValueError(f"expects a number, not {quoted(text)}")
+    _single(found[0])
+
+
+#: Types of ``--override-kv``; the parser takes any text for a number and only two words for a truth value.
+_METADATA_TYPES = ("int", "float", "bool", "str")
+
+
+def _metadata(text: str) -> str:
+    key, equals, rest = text.partition("=")
+    kind, colon, value = rest.partition(":")
+    if not equals or not colon or kind not in _METADATA_TYPES:
+        raise ValueError(f"expects KEY=TYPE:VALUE with a type of {', '.join(_METADATA_TYPES)}, not {quoted(text)}")
+    if len(key.encode(errors="surrogateescape")) > 127:
+        raise ValueError(f"takes keys of 127 bytes at most, not {quoted(key)}")
+    if kind == "bool" and value not in ("true", "false"):
+        raise ValueError(f"expects true or false for {quoted(key)}, not {quoted(value)}")
+    if kind == "str" and len(value.encode(errors="surrogateescape")) > 127:
+        raise ValueError(f"takes texts of 127 bytes at most for {quoted(key)}")
+    return text
 
 
 #: One more share than this ends the engine: "got 16 input configs, but system only has 16 devices" (0.5.0).
@@ -129,7 +246,7 @@ def ratios(parts: Sequence[str]) -> list[float]:
 def _override(text: str) -> dict[str, str]:
     pattern, separator, target = text.rpartition("=")
     if not separator or not pattern or not target:
-        raise ValueError(f"expects pattern=device, not {clean(text)!r}")
+        raise ValueError(f"expects pattern=device, not {quoted(text)}")
     wrong = patterns.reason(pattern)
     if wrong is not None:
         raise ValueError(f"has a pattern that is not a regular expression ({wrong}): {patterns.shown(pattern)!r}")
@@ -199,7 +316,7 @@ def _environment(reading: _Reading, environ: Mapping[str, str]) -> None:
             elif flag.kind in ("flag", "switch"):
                 word = text.casefold()
                 if word not in TRUE and word not in FALSE:
-                    raise ValueError(f"expects on or off, not {clean(text)!r}")
+                    raise ValueError(f"expects on or off, not {quoted(text)}")
                 if word in TRUE or flag.kind == "switch":
                     reading.take(flag, word in TRUE, where)
             else:
@@ -252,6 +369,18 @@ def read_argv(
     return launch
 
 
+#: Since when --lora-scaled takes FILE:SCALE for certain; builds before it took two values, FILE SCALE.
+SCALE_IN_VALUE = "0.5.0"
+
+
+def _as_field(path: str) -> str:
+    return f'"{path}"' if "," in path else path
+
+
+def _looks_like_flag(text: str) -> bool:
+    return text.startswith("-") and text != "-1"
+
+
 def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
     """Read the flag at ``index`` and return the index after it and its values."""
     typed = argv[index]
@@ -271,10 +400,15 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
             return len(argv)
     if name in SILENT:
         wanted = SILENT[name] if inline is None else 0
+        if name in OPTIONAL_VALUE and wanted and (index + 1 >= len(argv) or _looks_like_flag(argv[index + 1])):
+            return index + 1
         if index + wanted >= len(argv) + (0 if wanted else 1):
-            reading.complain(f"{name} needs a value", where)
-        elif name in SILENT_COUNTS:
-            _check_count(reading, name, argv[index + 1] if inline is None else inline, where)
+            reading.complain(f"{name} needs {'a value' if wanted == 1 else f'{wanted} values'}", where)
+        for text in argv[index + 1 : index + 1 + wanted] if inline is None else [inline]:
+            try:
+                _check_silent(reading, name, text)
+            except ValueError as error:
+                reading.complain(f"{name} {error}", where)
         return index + 1 + wanted
     picked = _pick(reading, name, where)
     if picked is None:
@@ -290,14 +424,15 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
         return index + 1
     if inline is None:
         following = argv[index + 1] if index + 1 < len(argv) else None
-        if flag.kind == "onoff" and (following is None or following.casefold() not in (*TRUE, *FALSE, "auto", "-1")):
-            # Versions before the three-way flag took no value; the newer ones read a missing one as "on".
-            reading.take(flag, "on", where)
+        if flag.kind == "onoff" and not flag.choices and (following is None or _looks_like_flag(following)):
+            reading.take(flag, "on", where)  # versions before the three-way flag took no value
             return index + 1
         if following is None:
             reading.complain(f"{name} needs a value", where)
             return index + 1
         inline, step = following, 2
+        if flag.kind == "scaled" and not version_in(reading.version, SCALE_IN_VALUE, None) and index + 2 < len(argv) and _NUMBER.fullmatch(argv[index + 2]):
+            inline, step = f"{_as_field(following)}:{argv[index + 2]}", 3
     else:
         step = 1
     if flag.programs and reading.program not in flag.programs:
@@ -309,11 +444,32 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
     return index + step
 
 
-def _check_count(reading: _Reading, name: str, text: str, where: Where) -> None:
-    """Complain about what ``std::stoi`` throws at: no leading digits, or more than 32 bits."""
-    found = re.match(r"\s*([+-]?[0-9]+)", text[:40])
-    if found is None or not fits_counter(int(found[1])):
-        reading.complain(f"{name} expects a whole number of 32 bits, not {clean(shorten(text, 40))!r}", where)
+def _check_silent(reading: _Reading, name: str, text: str) -> None:
+    """Raise ValueError at what the engine's parser throws at in the value of a flag without bearing on memory."""
+    if name in SILENT_NUMBERS:
+        _check_number(text)
+    elif name in SILENT_COUNTS:
+        value = _leading_whole(text)
+        if value is None or not fits_counter(value):
+            raise ValueError(f"expects a whole number of 32 bits, not {quoted(text)}")
+        if name in SILENT_RANGES and reading.fork == history.UPSTREAM and version_in(reading.version, RANGES_SINCE, None):
+            low, high = SILENT_RANGES[name]
+            if value < low or (high is not None and value > high):
+                raise ValueError(f"cannot be {value}: it is {f'{low} or more' if high is None else f'from {low} to {high}'}")
+    elif name in SILENT_UNSIGNED:
+        value = _leading_whole(text)
+        if value is None or abs(value) >= 2**64:
+            raise ValueError(f"expects a whole number of 64 bits, not {quoted(text)}")
+    elif name in SILENT_WORDS and reading.fork == history.UPSTREAM and text not in SILENT_WORDS[name]:
+        words = SILENT_WORDS[name]
+        wanted = "on, off or auto" if words == THREE_WAY else f"one of {', '.join(words)}"
+        raise ValueError(f"expects {wanted}, not {quoted(text)}")
+
+
+def _leading_whole(text: str) -> int | None:
+    """Return the whole number at the front of a text, as ``std::stoi`` reads it; None: there is none."""
+    found = re.match(r"\s*([+-]?[0-9]+)", text[:80])
+    return int(found[1]) if found is not None else None
 
 
 def _unknown(reading: _Reading, name: str, where: Where) -> None:
@@ -334,19 +490,18 @@ def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], 
     if values.get("option:mmproj-auto") is False:
         values.pop("model.mmproj", None)
     _load_mode(values, reading)
-    for key, smallest in (("context.sequences", -1), ("layers.on_device", -2), ("context.length", 0)):
-        value = values.get(key)
-        if isinstance(value, int) and value < smallest:
-            reading.complain(f"{key} cannot be {value}", reading.places[key])
-            values.pop(key)
-    if values.get("context.sequences") in (-1, 0):
-        values.pop("context.sequences")  # automatic, the same as not given
-    if values.get("layers.on_device") in (-1, -2):
-        values["layers.on_device"] = "auto" if values["layers.on_device"] == -1 else "all"
+    _empty_paths(values, reading)
+    _sequences(values, reading)
+    _follow_conversions(values, reading)
     for key, value in list(values.items()):
-        if not key.startswith("option:") and isinstance(value, int) and not isinstance(value, bool) and value < KNOB_TYPES.get(key, 0):
-            reading.complain(f"{key} cannot be {value}", reading.places[key])
+        knob = not key.startswith("option:")
+        least, meaning = SMALLEST.get(key, (KNOB_TYPES.get(key, 0) if knob else None, ""))
+        if least is not None and isinstance(value, int) and not isinstance(value, bool) and value < least:
+            _out_of_range(reading, key, value, f"{least} or more" + (f" ({meaning})" if meaning else ""))
             values.pop(key)
+    idle = values.get("option:sleep-idle-seconds")
+    if isinstance(idle, int) and (idle == 0 or idle < -1):
+        _out_of_range(reading, "option:sleep-idle-seconds", idle, "-1 (never) or 1 and more")
     sections, options = by_section(values, given)
     return Launch(
         engine=reading.fork,
@@ -360,6 +515,56 @@ def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], 
         name=reading.program,
         starts_nothing=reading.starts_nothing,
     )
+
+
+def _empty_paths(values: dict[str, Any], reading: _Reading) -> None:
+    """An empty projector or draft model is none, as in the engine; without a model there is nothing to judge."""
+    for key in ("model.mmproj", "model.draft"):
+        if values.get(key) == "":
+            values.pop(key)
+    if values.get("model.path") == "":
+        where = reading.places["model.path"]
+        reading.complain(f"{where.flag or where.variable or 'model.path'} has an empty path", where)
+
+
+def _out_of_range(reading: _Reading, key: str, value: int, allowed: str) -> None:
+    where = reading.places[key]
+    reading.complain(f"{where.flag or where.variable or key} cannot be {value}: it is {allowed}", where)
+
+
+def _sequences(values: dict[str, Any], reading: _Reading) -> None:
+    """Read ``-np`` as each program does: the server's parser throws at 0, and it picks the slots for less than that."""
+    value = values.get("context.sequences")
+    if not isinstance(value, int) or value > 0:
+        return
+    if reading.program == "llama-server":
+        if value == 0 and history.follows("four-slots", reading.fork, reading.version):
+            _out_of_range(reading, "context.sequences", value, "1 or more, or -1 (automatic)")
+    elif value < -1:  # taken without a sign: 4294967289, and more than 256 are refused
+        _out_of_range(reading, "context.sequences", value, "0 or more")
+    values.pop("context.sequences")  # automatic, the same as not given; 0 sequences are made one
+
+
+def _follow_conversions(values: dict[str, Any], reading: _Reading) -> None:
+    """Give numbers outside their usual range the meaning they have in the engine (``src/llama-context.cpp``, 0.5.0)."""
+    layers, batch, micro, main, most = (values.get(k) for k in ("layers.on_device", "context.batch", "context.micro_batch", "device.main", "vision.max_tokens"))
+    if isinstance(layers, int) and layers < 0:
+        values["layers.on_device"] = "auto" if layers == -1 else "all"
+    if isinstance(batch, int) and batch < 0:
+        batch = values["context.batch"] = batch + 2**32  # taken without a sign; the context is the limit
+    if isinstance(micro, int) and micro <= 0:
+        values["context.micro_batch"] = batch or DEFAULT_BATCH  # 0, and what is beyond the batch, mean the batch
+    if isinstance(most, int) and most <= 0:
+        values.pop("vision.max_tokens")  # the model's own
+    if isinstance(main, int) and main < 0:
+        values.pop("device.main")
+        if values.get("layers.split") == "none":  # no device at all
+            values["device.ids"] = []
+            reading.places["device.ids"] = reading.places["device.main"]
+
+
+#: Tokens of ``-b`` when nothing is said.
+DEFAULT_BATCH = 2048
 
 
 def _load_mode(values: dict[str, Any], reading: _Reading) -> None:
@@ -385,7 +590,7 @@ def _options(fork: str) -> dict[str, Flag]:
 
 
 _OPTION_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,), "layers": (int, str), "flag": (bool,), "switch": (bool,), "list": (list,), "ratios": (list,),
+    "int": (int,), "layers": (int, str), "flag": (bool,), "switch": (bool,), "list": (list,), "metadata": (list,), "ratios": (list,),
     "devices": (list,), "sizes": (list, int), "overrides": (list,),
 }  # fmt: skip
 

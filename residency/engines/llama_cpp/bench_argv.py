@@ -15,10 +15,10 @@ from residency.engines import patterns
 from residency.engines.reading import Reading, by_section
 from residency.launch.knobs import Knobs
 from residency.launch.model import Launch
-from residency.text import clean
+from residency.text import clean, shorten
 from residency.where import Where
 
-from .argv import fits_counter, ratios
+from .argv import DEFAULT_BATCH, fits_counter, quoted, ratios
 from .flags import ENVIRONMENT, FALSE, KV_TYPES, TRUE
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ def _numbers(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"(-?[0-9]{1,12})(?:-([0-9]{1,12})(?:[+*][0-9]{1,6})?)?", part)
         if match is None:
-            raise ValueError(f"expects numbers, not {clean(part)!r}")
+            if re.fullmatch(r"-?[0-9]+", part):
+                raise ValueError(f"cannot be {shorten(part)}: the engine's parser takes whole numbers of 32 bits only")
+            raise ValueError(f"expects numbers, not {quoted(part)}")
         value = int(match[2] or match[1])
         if not fits_counter(value):
             raise ValueError(f"cannot be {value}: the engine's parser takes whole numbers of 32 bits only")
@@ -43,17 +45,23 @@ def _largest(text: str) -> int:
     return max(_numbers(text))
 
 
+def _micro(text: str) -> int:
+    """Return the largest micro-batch; 0 stands for the batch, which is the largest of all."""
+    numbers = _numbers(text)
+    return 0 if min(numbers) <= 0 else max(numbers)
+
+
 def _switches(text: str) -> list[bool]:
     words = [part.casefold() for part in text.split(",")]
     if any(word not in TRUE and word not in FALSE for word in words):
-        raise ValueError(f"expects 0 or 1, not {clean(text)!r}")
+        raise ValueError(f"expects 0 or 1, not {quoted(text)}")
     return [word in TRUE for word in words]
 
 
 def _flash(text: str) -> str:
     words = [part.casefold() for part in text.split(",")]
     if any(word not in (*TRUE, *FALSE, "auto") for word in words):
-        raise ValueError(f"expects on, off or auto, not {clean(text)!r}")
+        raise ValueError(f"expects on, off or auto, not {quoted(text)}")
     return "off" if any(word in FALSE for word in words) else "on" if "auto" not in words else "auto"
 
 
@@ -61,7 +69,7 @@ def _cache_type(text: str) -> str:
     parts = text.split(",")
     for part in parts:
         if part not in KV_TYPES:
-            raise ValueError(f"expects one of {', '.join(KV_TYPES)}, not {clean(part)!r}")
+            raise ValueError(f"expects one of {', '.join(KV_TYPES)}, not {quoted(part)}")
     return min(parts, key=KV_TYPES.index)  # the table begins with the widest types
 
 
@@ -78,7 +86,7 @@ def _overrides(text: str) -> list[dict[str, str]]:
     for part in text.split(";"):
         pattern, separator, device = part.rpartition("=")
         if not separator or not pattern or not device:
-            raise ValueError(f"expects pattern=device, not {clean(part)!r}")
+            raise ValueError(f"expects pattern=device, not {quoted(part)}")
         wrong = patterns.reason(pattern)
         if wrong is not None:
             raise ValueError(f"has a pattern that is not a regular expression ({wrong}): {patterns.shown(pattern)!r}")
@@ -89,7 +97,7 @@ def _overrides(text: str) -> list[dict[str, str]]:
 #: Flag names -> what they set, and how their text is read. "prompt", "generate" and "depth" make up the context.
 _FLAGS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "-m --model": ("model.path", _first), "-p --n-prompt": ("prompt", _largest), "-n --n-gen": ("generate", _largest),
-    "-d --n-depth": ("depth", _largest), "-b --batch-size": ("context.batch", _largest), "-ub --ubatch-size": ("context.micro_batch", _largest),
+    "-d --n-depth": ("depth", _largest), "-b --batch-size": ("context.batch", _largest), "-ub --ubatch-size": ("context.micro_batch", _micro),
     "-ctk --cache-type-k": ("kv.key_type", _cache_type), "-ctv --cache-type-v": ("kv.value_type", _cache_type),
     "-ngl --n-gpu-layers": ("layers.on_device", _largest), "-ncmoe --n-cpu-moe": ("experts.on_host", lambda t: min(_numbers(t))),
     "-sm --split-mode": ("layers.split", _first), "-mg --main-gpu": ("device.main", _largest), "-ts --tensor-split": ("layers.ratio", _ratios),
@@ -149,6 +157,8 @@ def _launch(reading: Reading, argv: Sequence[str], environ: Mapping[str, str], g
     reading.places.setdefault("context.length", reading.places.get("prompt", Where(source="default")))
     if values.get("layers.on_device", 0) < 0:
         values["layers.on_device"] = "all"
+    if values.get("context.micro_batch") == 0:
+        values["context.micro_batch"] = values.get("context.batch", DEFAULT_BATCH)
     sections, options = by_section(values, given)
     knobs = Knobs()
     try:
@@ -157,7 +167,7 @@ def _launch(reading: Reading, argv: Sequence[str], environ: Mapping[str, str], g
         for detail in error.errors(include_url=False):
             knob = ".".join(str(part) for part in detail["loc"][:2])
             where = reading.places.get(knob, Where(source="default"))
-            reading.complain(f"{where.flag or knob} cannot be {clean(str(detail['input']))}", where)
+            reading.complain(f"{where.flag or knob} cannot be {clean(shorten(str(detail['input'])))}", where)
     reading.finish()
     return Launch(
         engine=fork, version=given, knobs=knobs, options=options, places=reading.places, program="llama-bench", argv=tuple(argv),

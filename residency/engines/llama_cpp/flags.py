@@ -19,6 +19,9 @@ Kind = Literal[
     "switch",  # no value, has negative names
     "onoff",  # value on/off/auto; a bare flag means on (older versions)
     "list",  # comma separated, repeated flags append
+    "files",  # paths, comma separated, quoted as in CSV; repeated flags append
+    "scaled",  # PATH:SCALE, likewise; before 0.5.0 also PATH SCALE
+    "metadata",  # KEY=TYPE:VALUE, likewise
     "ratios",  # numbers separated by , or /
     "devices",  # comma separated device names, or none
     "overrides",  # pattern=target,...
@@ -96,15 +99,15 @@ FLAGS: tuple[Flag, ...] = (
     _f("option:no-host", "--no-host", "flag", "NO_HOST"),
     _f("option:op-offload", "--op-offload", "switch", None, negative=("--no-op-offload",)),
     _f("option:numa", "--numa", "choice", "NUMA", choices=("distribute", "isolate", "numactl")),
-    _f("option:fit", "-fit --fit", "onoff", "FIT"),
+    _f("option:fit", "-fit --fit", "onoff", "FIT", choices=("on", "off")),
     _f("option:fit-target", "-fitt --fit-target", "sizes", "FIT_TARGET"),
     _f("option:fit-ctx", "-fitc --fit-ctx", "int", "FIT_CTX"),
-    _f("option:fit-print", "-fitp --fit-print", "onoff", "FIT_ESTIMATE", programs=("llama-fit-params",)),
-    _f("option:override-kv", "--override-kv", "list"),
-    _f("model.adapters", "--lora", "list"),
-    _f("option:lora-scaled", "--lora-scaled", "list"),
-    _f("option:control-vector", "--control-vector", "list"),
-    _f("option:control-vector-scaled", "--control-vector-scaled", "list"),
+    _f("option:fit-print", "-fitp --fit-print", "onoff", "FIT_ESTIMATE", choices=("on", "off"), programs=("llama-fit-params",)),
+    _f("option:override-kv", "--override-kv", "metadata"),
+    _f("model.adapters", "--lora", "files"),
+    _f("model.adapters", "--lora-scaled", "scaled"),
+    _f("model.adapters", "--control-vector", "files"),
+    _f("model.adapters", "--control-vector-scaled", "scaled"),
     _f("option:embedding", "--embedding --embeddings", "flag", "EMBEDDINGS"),
     _f("option:rerank", "--rerank --reranking", "flag", "RERANKING"),
     _f("option:pooling", "--pooling", "choice", "POOLING", choices=("none", "mean", "cls", "last", "rank")),
@@ -189,7 +192,7 @@ _NO_VALUE = """
 --no-webui-mcp-proxy -ag --agent -no-ag --no-agent --ui --webui --no-ui --no-webui --cache-prompt --no-cache-prompt
 --metrics --props --slots --no-slots --jinja --no-jinja --reasoning-preserve --no-reasoning-preserve
 --skip-chat-parsing --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant --lora-init-without-apply --spec-default
--cnv --conversation -no-cnv --no-conversation -st --single-turn -i --interactive --simple-io --color -co -mli
+-cnv --conversation -no-cnv --no-conversation -st --single-turn -i --interactive --simple-io -mli
 --multiline-input --no-display-prompt --display-prompt -no-display-prompt --show-timings --no-show-timings --prompt-cache-all
 --prompt-cache-ro -if --interactive-first --in-prefix-bos --no-ppl --log-jsonl --verbose-prompt --dump-kv-cache
 """
@@ -217,7 +220,7 @@ _ONE_VALUE = """
 --reasoning-effort --reasoning-budget --reasoning-budget-message --chat-template --chat-template-file -sps
 --slot-prompt-similarity --log-prompts-dir -p --prompt -f --file -sys --system-prompt -sysf --system-prompt-file -bf
 --binary-file --image --audio --video --in-prefix --in-suffix --prompt-cache -gan --grp-attn-n -gaw --grp-attn-w
--wba --draft-p --ubatch --threads-http-batch -o --output --output-format -mlt
+-co --color -wba --draft-p --ubatch --threads-http-batch -o --output --output-format -mlt
 """
 # fmt: on
 
@@ -230,13 +233,60 @@ SILENT: dict[str, int] = {
 #: Flags with which a program prints something and ends; at some of them it ends before it reads the next.
 ENDS_AT_ONCE = frozenset({"--version", "-cl", "--cache-list", "--list-devices"})
 INFORMATION = ENDS_AT_ONCE | {"-h", "--help", "--usage", "--completion-bash"}
-#: Silent flags whose value is read as a whole number of 32 bits (``std::stoi``).
-SILENT_COUNTS = frozenset(
-    ["-t", "--threads", "-tb", "--threads-batch", "--prio", "--prio-batch", "--poll", "--poll-batch", "-n",
-     "--predict", "--n-predict", "--keep", "--top-k", "--repeat-last-n", "--yarn-orig-ctx", "--threads-http",
-     "--cache-reuse", "--port", "-gan", "--grp-attn-n", "-gaw", "--grp-attn-w", "-to", "--timeout",
-     "--dry-penalty-last-n", "--dry-allowed-length", "--mirostat"]
-)  # fmt: skip
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+# What the parser throws at in the values of silent flags (``common/arg.cpp``, 0.5.0).
+#: Whole numbers of 32 bits (``std::stoi``).
+SILENT_COUNTS = frozenset(_words("""
+    -t --threads -tb --threads-batch --prio --prio-batch --poll-batch --cpu-strict-batch -n --predict --n-predict --keep --top-k
+    --repeat-last-n --yarn-orig-ctx --threads-http --cache-reuse --port -gan --grp-attn-n -gaw --grp-attn-w -to --timeout
+    --dry-penalty-last-n --dry-allowed-length --mirostat -lv --verbosity --log-verbosity --embd-normalize --sse-ping-interval
+    --reasoning-budget -td --threads-draft --spec-draft-threads -tbd --threads-batch-draft --spec-draft-threads-batch
+    --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio --prio-draft --spec-draft-prio-batch --prio-batch-draft
+    --spec-draft-poll-batch --poll-batch-draft --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match
+    --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits --spec-ngram-map-k-size-n
+    --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m
+    --spec-ngram-map-k4v-min-hits --control-vector-layer-range
+"""))
+#: Whole numbers of 64 bits (``std::stoul``).
+SILENT_UNSIGNED = frozenset(_words("-s --seed --cpu-strict --poll"))
+#: Numbers of single precision (``std::stof``).
+SILENT_NUMBERS = frozenset(_words("""
+    --temp --temperature --top-p --min-p --top-nsigma --top-n-sigma --xtc-probability --xtc-threshold --typical --typical-p
+    --repeat-penalty --presence-penalty --frequency-penalty --dry-multiplier --dry-base --adaptive-target --adaptive-decay
+    --dynatemp-range --dynatemp-exp --mirostat-lr --mirostat-ent --rope-scale --rope-freq-base --rope-freq-scale
+    --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -sps --slot-prompt-similarity
+    --spec-draft-p-split --draft-p-split --spec-draft-p-min --draft-p-min
+"""))
+#: Words of flags that are on, off or left to the program.
+THREE_WAY = (*TRUE, *FALSE, "auto", "-1")
+#: Closed words.
+SILENT_WORDS: dict[str, tuple[str, ...]] = {
+    "--rope-scaling": ("none", "linear", "yarn"), "--reasoning-format": ("none", "auto", "deepseek", "deepseek-legacy"),
+    "-rea": THREE_WAY, "--reasoning": THREE_WAY, "--log-colors": THREE_WAY, "-co": THREE_WAY, "--color": THREE_WAY,
+    "--output-format": ("md", "jsonl"),
+}  # fmt: skip
+#: Flags that took no value in older builds.
+OPTIONAL_VALUE = frozenset({"-co", "--color"})
+#: Smallest and largest number (None: no limit) in ``RANGES_SINCE`` and later; earlier builds were not looked into.
+SILENT_RANGES: dict[str, tuple[int, int | None]] = {
+    "--prio": (-1, 3), "--reasoning-budget": (-1, None),
+    **dict.fromkeys(_words("--prio-batch --spec-draft-prio --prio-draft --spec-draft-prio-batch --prio-batch-draft"), (0, 3)),
+    **dict.fromkeys(_words("--repeat-last-n --dry-penalty-last-n"), (0, None)),
+    **dict.fromkeys(_words("--spec-ngram-mod-n-min --spec-ngram-mod-n-max"), (0, 1024)),
+    **dict.fromkeys(_words("--spec-ngram-mod-n-match --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-map-k-size-n"), (1, 1024)),
+    **dict.fromkeys(_words("--spec-ngram-map-k-size-m --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m"), (1, 1024)),
+    **dict.fromkeys(_words("--spec-ngram-simple-min-hits --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-min-hits"), (1, None)),
+}  # fmt: skip
+RANGES_SINCE = "0.5.0"
+#: Smallest values of counts that the parser, or else the engine behind it, does not go below, and what the smallest means.
+SMALLEST: dict[str, tuple[int, str]] = {
+    "context.length": (0, "0 is what the model was trained for"), "context.batch": (1, ""), "experts.on_host": (0, ""),
+    "speculation.window": (0, ""), "option:n-cpu-ffn": (0, ""), "option:spec-draft-n-cpu-moe": (0, ""),
+    "option:checkpoint-min-step": (0, ""),
+}  # fmt: skip
 
 #: Flags that stand for a whole download and launch; the model is not known before it is fetched.
 BUNDLES = (

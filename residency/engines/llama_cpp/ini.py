@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from residency.errors import Problem
-from residency.text import clean
+from residency.text import clean, shorten
 from residency.where import Where
 
 from .flags import FALSE, FLAGS, SILENT, TRUE, Flag, flag_names
@@ -66,7 +66,10 @@ def sections(path: str, text: str, problems: list[Problem]) -> dict[str, dict[st
 def _canonical(key: str) -> str:
     """Return one name for all names of an option, so that the last of two equal ones wins."""
     named = _flag_of(key)
-    return named[0].target if named else key
+    if named is None:
+        return key
+    # Four flags name adapters, and each counts.
+    return named[0].target if named[0].target != "model.adapters" else named[0].names[0]
 
 
 def _flag_of(key: str) -> tuple[Flag, bool] | None:
@@ -94,9 +97,9 @@ def words_of(entry: Entry, problems: list[Problem]) -> list[str]:
         if silent is not None or key.startswith("LLAMA_ARG_"):
             return []
         known = [n.lstrip("-") for n in (*flag_names("llama.cpp"), *SILENT)]
-        close = difflib.get_close_matches(key, known, n=1)
+        close = difflib.get_close_matches(key[:80], known, n=1)
         problems.append(
-            Problem(message=f"{clean(key)} is not an option", where=entry.where, line_text=entry.line, span=len(key), hint=f"did you mean {close[0]}?" if close else None)
+            Problem(message=f"{clean(shorten(key))} is not an option", where=entry.where, line_text=entry.line, span=len(key), hint=f"did you mean {close[0]}?" if close else None)
         )
         return []
     flag, negative = named
@@ -105,7 +108,7 @@ def words_of(entry: Entry, problems: list[Problem]) -> list[str]:
     if flag.kind in ("flag", "switch"):
         word = value.casefold()
         if word not in TRUE and word not in FALSE:
-            problems.append(Problem(message=f"{clean(key)} expects on or off, not {clean(value)!r}", where=entry.value_where, line_text=entry.line, span=max(1, len(value))))
+            problems.append(Problem(message=f"{clean(shorten(key))} expects on or off, not {clean(shorten(value))!r}", where=entry.value_where, line_text=entry.line, span=max(1, len(value))))
             return []
         wanted = (word in TRUE) != negative
         if wanted:
