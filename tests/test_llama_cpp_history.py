@@ -487,6 +487,12 @@ def test_page_locked_memory_the_host_will_hardly_give(judged):
     assert "pinned-memory" not in codes(judged(MOE, *flags, machine=small, more={"host": {"system": "linux"}}))
 
 
+def test_a_launch_short_of_memory_without_flash_attention_is_offered_it_first(judged):
+    report = judged(DENSE, "-c", "131072", "-np", "1", "-ngl", "99", "-fa", "off")
+    (veto,) = [f for f in report.findings if f.rule == "memory-budget/pools" and f.outcome == "veto"]
+    assert veto.ways[0].knob == "context.flash_attention"
+
+
 def test_scores_without_flash_attention(judged):
     flags = ("-c", "32768", "-np", "1", "-ngl", "99")
     report = judged(DENSE, *flags, "-fa", "off")

@@ -20,7 +20,7 @@ from .context import pad
 from .fit import adjust, enabled, margins
 from .hparams import ENGINE_ARCHITECTURES, derived
 from .layout import granted, lay_out
-from .remarks import impossible
+from .remarks import could_flash, impossible
 from .remarks import remarks as further
 from .resolve import program_of, resolve
 from .runtime import driver_context, runtime
@@ -255,6 +255,8 @@ def ways(model: Checkpoint, settings: Settings, layout: Layout, devices: tuple[D
     context = layout.resolved.n_ctx
     layers = model.integer("block_count") + 1
     found = _spreading(settings)
+    if not layout.resolved.flash and enough(Purpose.COMPUTE, Purpose.RUNTIME) and could_flash(model, layout.resolved):
+        found.append(Way(knob="context.flash_attention", value="on"))
     if enough(Purpose.KV, Purpose.COMPUTE, Purpose.DRAFT):
         shortest = pad(min(SHORTEST, model.integer("context_length") or SHORTEST), 256)
         found.append(Way(knob="context.length", value=context - 256, low=shortest if context > shortest else 256, step=256))

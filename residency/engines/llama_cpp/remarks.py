@@ -9,7 +9,7 @@ from residency.budget import Remark
 from residency.checkpoint.model import Role
 from residency.engines.base import version_in
 from residency.text import clean, shorten
-from residency.units import size
+from residency.units import plural, size
 from residency.ways import Way
 
 from . import blocks, history
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from residency.launch.model import Launch
     from residency.machine.model import Device, Machine
 
+    from .context import Resolved
     from .layout import Layout
     from .settings import Settings
 
@@ -178,6 +179,14 @@ def _left_on_host(
                      pool=machine.host_pool.name, ways=(Way(knob="layers.on_device", value="all"),))  # fmt: skip
 
 
+def could_flash(model: Checkpoint, resolved: Resolved) -> bool:
+    """Whether the model and the cards can do flash attention, used or not."""
+    hyper = hyper_parameters(model)
+    if hyper.architecture in NO_FLASH_ATTENTION or not any(hyper.attends):
+        return False
+    return blocks.flash_works(blocks.blocks_of(model, hyper), resolved.type_k, resolved.type_v)
+
+
 def _scores(model: Checkpoint, settings: Settings, layout: Layout) -> Iterator[Remark]:
     """Attention scores without flash attention, on every device that attends."""
     resolved = layout.resolved
@@ -189,10 +198,9 @@ def _scores(model: Checkpoint, settings: Settings, layout: Layout) -> Iterator[R
     if scores >= GIB and holding:
         text = (
             f"without flash attention every device that attends holds {size(scores)} of attention scores (heads x micro-batch x context x 4 bytes), "
-            f"{size(scores * len(holding))} on {len(holding)} in all"
+            f"{size(scores * len(holding))} on {plural(len(holding), 'device')} in all"
         )
-        by_itself = settings.flash_attn == "auto" and hyper.architecture not in NO_FLASH_ATTENTION
-        if by_itself and blocks.flash_works(blocks.blocks_of(model, hyper), resolved.type_k, resolved.type_v):
+        if settings.flash_attn == "auto" and could_flash(model, resolved):
             text = f"the engine turns flash attention off by itself, because scans and attention lie on different sides of host and device; {text}"
             yield Remark(kind="risk", code="attention-scores", knob="context.flash_attention", message=text, ways=(Way(knob="context.flash_attention", value="on"),))
             return
