@@ -52,12 +52,19 @@ class _Parser(argparse.ArgumentParser):
         self.exit(Exit.UNREADABLE, f"{self.prog}: {clean(message)}\n")
 
 
+def _filled(text: str) -> str:
+    """Return a value that is not blank: an unset variable in a script must not choose another machine or engine."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the value is empty")
+    return text
+
+
 def _source_options(*formats: str) -> argparse.ArgumentParser:
     """Return the options of every command that takes a launch; the formats it can write, text first."""
     parent = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parent.add_argument("--machine", metavar="NAME|PATH|probe", help="machine profile; default: what the launch names, else probe this machine")
-    parent.add_argument("--policy", metavar="PATH", help="the fleet's policy file")
-    parent.add_argument("--engine", metavar="NAME[@VERSION]", help="engine, where the source does not say it")
+    parent.add_argument("--machine", type=_filled, metavar="NAME|PATH|probe", help="machine profile; default: what the launch names, else probe this machine")
+    parent.add_argument("--policy", type=_filled, metavar="PATH", help="the fleet's policy file")
+    parent.add_argument("--engine", type=_filled, metavar="NAME[@VERSION]", help="engine, where the source does not say it")
     parent.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="overrides", help="change one knob; wins over everything else")
     if formats:
         parent.add_argument("--format", choices=formats, default="text", help="output format")
@@ -94,14 +101,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("plan", "show which bytes land in which pool, whatever the verdict", _plan, judged, files)
     add("fit", "show the nearest values that pass; for an allowed launch, the largest context", _fit, _source_options("text", "json"), file)
     convert = add("convert", "write an engine's command line as a launch file", _convert, file)
-    convert.add_argument("--engine", metavar="NAME[@VERSION]", help="engine, where the source does not say it")
+    convert.add_argument("--engine", type=_filled, metavar="NAME[@VERSION]", help="engine, where the source does not say it")
     run = add("run", "judge a launch, then become the engine; refuse otherwise", _run)
     for name, meta, text in (
         ("--machine", "NAME|PATH|probe", "machine profile; default: probe this machine"),
         ("--policy", "PATH", "the fleet's policy file"),
         ("--engine", "NAME[@VERSION]", "engine, where the program's name does not say it"),
     ):
-        run.add_argument(name, metavar=meta, help=text)
+        run.add_argument(name, type=_filled, metavar=meta, help=text)
     run.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="overrides", help=argparse.SUPPRESS)
     run.add_argument("--wait-for-memory", type=float, default=0.0, metavar="SECONDS", help="wait while memory another process holds stands in the way")
     run.add_argument("--dry-run", action="store_true", help="say what would be started, and start nothing")
@@ -113,13 +120,13 @@ def build_parser() -> argparse.ArgumentParser:
     probe = add("probe", "show this machine as residency sees it", _probe)
     probe.add_argument("--format", choices=("text", "json", "toml"), default="text", help="json and toml write a profile that --machine takes")
     rules = add("rules", "list the rules", _rules)
-    rules.add_argument("--policy", metavar="PATH", help="the fleet's policy file")
+    rules.add_argument("--policy", type=_filled, metavar="PATH", help="the fleet's policy file")
     rules.add_argument("--format", choices=("text", "json"), default="text", help="output format")
     explain = add("explain", "explain a rule: what, why, fix", _explain)
     explain.add_argument("rule", metavar="RULE", help="rule id, such as memory-budget/pools")
     add("schema", "print the JSON Schema of launch files", _schema)
     plugins = add("plugins", "list the plugins found, and what became of them", _plugins)
-    plugins.add_argument("--policy", metavar="PATH", help="the fleet's policy file")
+    plugins.add_argument("--policy", type=_filled, metavar="PATH", help="the fleet's policy file")
     plugins.add_argument("--format", choices=("text", "json"), default="text", help="output format")
     completion = add("completion", "print a shell completion script", _completion)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
