@@ -187,6 +187,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         return 0
     graph = Graph(hyper, shape, layer_norm=layer_norm, factors=factors)
     graph.kept = placement.pipeline
+    if hyper.architecture == "gemma4" and blocks and "inp_gate" in blocks[0].weights:
+        graph.width_beside = blocks[0].weights["inp_gate"].out
     graph.converts = graph.converts and not (placement.mask_on_first and device)
     tape = graph.tape
     size = hyper.embedding * graph.t4
@@ -255,6 +257,8 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         if handed:
             normed = tape.op(size)
         late_x = handed and graph.wide == 1  # the state itself is read behind the first attention
+        if graph.width_beside and not first and run:
+            graph.beside = tape.op(graph.width_beside * len(blocks) * graph.t4)
         x = tape.op(size) if has_x and not late_x and not after_host else -1
         if after_host:
             graph.t4 = shape.rows * 4 if not run and hyper.architecture not in LATE_ROWS else graph.t4
@@ -286,6 +290,15 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     last = len(blocks) - 1
     late = hyper.architecture in LATE_ROWS
     attending = [i for i in run if blocks[i].attends]
+    if graph.width_beside and run:
+        if not first:
+            graph.origin = x
+            if placement.pipeline:
+                graph.beside = tape.keep(graph.width_beside * len(blocks) * graph.t4 * placement.copies)
+        elif placement.pipeline:
+            tape.keep(graph.width_beside * len(run) * graph.t4 * placement.copies)
+        else:
+            graph.beside = tape.op(graph.width_beside * len(run) * graph.t4)
     if embedded_norm and not first and run:
         x = tape.op(size, x) if layer_norm else tape.same(size, x)
     if graph.wide > 1 and run:
@@ -380,13 +393,15 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         ends = [w for w, j in last_reader.items() if j == i] if i in turning else ()
         x = graph.block(block, x, normed=normed if position == 0 else -1, rows=shape.rows if i == last and hyper.architecture not in LATE_ROWS else -1)
         normed = -1
+        if graph.width_beside:
+            x = graph.joined(block, x, len(blocks))
         for w in ends:
             graph.masks.pop(w, None)
         position += 1
         if position < len(run) - 1:
             # Blocks repeat: once the packing repeats too, whole rounds of it change nothing and are skipped.
             live = [x, *graph.masks.values(), *graph.leaves]
-            live += [h for h in (graph.indices, *graph.places.values(), graph.chosen, graph.spin, graph.ahead_state, graph.factors_here) if h >= 0]
+            live += [h for h in (graph.beside, graph.indices, *graph.places.values(), graph.chosen, graph.spin, graph.ahead_state, graph.factors_here) if h >= 0]
             shares = not any(n.startswith("indexer.") for n in blocks[run[position]].weights)
             if graph.top >= 0 and shares:
                 live.append(graph.top)
@@ -407,7 +422,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
     if foreign_experts and own and not has_output:  # the state has left for the next device
         tape.hold(tape.op(size, x))
     visit([i for i in foreign_experts if i not in first_guests])
-    tape.hold(*(h for h in (graph.indices, *graph.places.values(), *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
+    tape.hold(*(h for h in (graph.beside, graph.indices, *graph.places.values(), *(() if hyper.architecture in LATE_ROWS else (graph.chosen,))) if h >= 0))
     # Behind the last recurrent block the engine's free list holds an empty block, which keeps its neighbours apart: the
     # place of the last copied weight is then not found again by what is kept behind it.
     apart = 0

@@ -101,6 +101,9 @@ class Graph:
         self.input = -1  # the block's, where its router reads that
         self.routed: tuple[int, int] | None = None
         self.fed = -1  # a parallel block's feed-forward
+        self.width_beside = 0  # elements that every block takes in beside the state (gemma4)
+        self.beside = -1  # ... for all blocks: as they arrive, then with what the first state gives
+        self.origin = -1  # the first state, while that is still to be done
         self.small = 0  # bytes of the indices
         self.place_bytes = shape.tokens * 4 * hyper.positions * any(hyper.rotated)  # ... of which positions
         self.positions = False  # the indices are still to be copied, in the split of the first rotation
@@ -689,6 +692,21 @@ class Graph:
         if fused:
             tape.hold(cur, weights)
         return total
+
+    def joined(self, block: Block, x: int, blocks: int) -> int:
+        """A block's own input beside the state, gated by the state and added to it."""
+        tape = self.tape
+        size, small = self.hyper.embedding * self.t4, self.width_beside * self.t4
+        gate = tape.same(small, self.product(block, "inp_gate", x))
+        if self.origin >= 0:  # behind the first gate: the first state, projected for all blocks
+            wide = small * blocks
+            projected = tape.same(wide, tape.op(wide, self.origin))
+            projected = tape.op(wide, tape.view(projected))
+            projected = tape.same(wide, projected, self.beside)
+            self.beside, self.origin = tape.op(wide, tape.view(projected)), -1
+        own = (tape.view(self.beside),) if self.beside >= 0 else ()
+        cur = self.product(block, "proj", tape.same(small, gate, *own))
+        return tape.same(size, x, self.norm(block, "post_norm", cur, size))
 
     def left(self, block: Block) -> list[int]:
         """What arrives of a block of the host whose end, which has no weights, is computed here: see :meth:`inherit`."""
