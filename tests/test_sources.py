@@ -921,3 +921,78 @@ def test_a_unit_that_is_a_link_has_the_drop_ins_of_its_own_folder(tmp_path):
     instance.symlink_to("../y@.service")
     (command,) = read(instance).commands
     assert (command.name, command.argv, command.host_limit_bytes) == ("y@5.service", ("llama-server", "-c", "5"), 2**30)
+
+
+# -- what grows without end --------------------------------------------------------------------------------------------
+
+
+DOUBLING = "A0=xxxxxxxxxxxxxxxx\n" + "".join(f"A{i}=${{A{i - 1}}}${{A{i - 1}}}\n" for i in range(1, 40))
+
+
+@pytest.mark.parametrize("file", [".env", "vars"])
+def test_variables_that_double_are_refused_where_they_get_too_long(file, tmp_path):
+    write(tmp_path / file, DOUBLING)
+    entry = "env_file: vars" if file == "vars" else "mem_limit: ${A39}"
+    path = write(tmp_path / "c.yaml", f"services:\n  s:\n    command: llama-server\n    {entry}\n")
+    with pytest.raises(InputError, match="A13: with what it refers to this is longer than 64 KiB") as caught:
+        read(path)
+    where = caught.value.problems[0].where
+    assert (where.file, where.line) == ((str(path), 4) if file == "vars" else (str(tmp_path / ".env"), 14))
+
+
+def test_references_that_repeat_are_refused_in_every_kind_of_file(tmp_path):
+    big = "x" * 5000
+    swap = write(tmp_path / "l.yaml", "models:\n  a:\n    cmd: llama-server\n    env: ['V=" + "${env.BIG}" * 1000 + "']\n")
+    with pytest.raises(InputError, match=r"l.yaml:4:11: V: with what it refers to this is longer than 64 KiB"):
+        read(swap, BIG=big)
+    compose = write(tmp_path / "c.yaml", "services:\n  s:\n    command: [llama-server, '" + "${BIG}" * 1000 + "']\n")
+    with pytest.raises(InputError, match=r"c.yaml:3:29: with what it refers to this is longer than 64 KiB"):
+        read(compose, BIG=big)
+    many = write(tmp_path / "m.yaml", "services:\n  s:\n    command:\n    - llama-server\n" + "    - ${BIG}\n" * 50_000)
+    with pytest.raises(InputError, match=r"m.yaml:843:7: from here on the file's texts come to more than 4 MiB"):
+        read(many, BIG=big)
+    pod = write(tmp_path / "k.yaml", f"kind: Pod\nspec:\n  containers:\n  - command: [llama-server, '{'$(BIG)' * 1000}']\n    env: [{{name: BIG, value: {big}}}]\n")
+    with pytest.raises(InputError, match=r"k.yaml:4:14: with what it refers to this is longer than 64 KiB"):
+        read(pod)
+    unit = write(tmp_path / "x.service", f"[Service]\nEnvironment=A={big}\nExecStart=llama-server -a {'${A}' * 10_000}\n")
+    with pytest.raises(InputError, match=r"x.service:3:27: with what it refers to this is longer than 64 KiB"):
+        read(unit)
+    unit.write_text(f"[Service]\nEnvironment=A={big}\nExecStart=llama-server {'${A} ' * 10_000}\n")
+    with pytest.raises(InputError, match=r"x.service:3:89: from here on the command is longer than 64 KiB"):
+        read(unit)
+
+
+@pytest.mark.parametrize("name", ["c.yaml", "s.json"])
+def test_half_a_surrogate_pair_is_told_with_its_place(name, judge):
+    text = 'services:\n  s: {command: [llama-server, -m, "/models/\\ud800.gguf"]}\n' if name == "c.yaml" else '{"exe": "strata",\n "args": ["/models/\\ud800.gguf"]}\n'
+    code, _, err = judge(name, text)
+    assert code == 2
+    assert (f"{name}:2:35: " if name == "c.yaml" else f"{name}:2:20: ") in err
+    assert "half of a surrogate pair" in err
+
+
+def test_a_long_unit_is_read_in_linear_time(tmp_path):
+    import time
+
+    rows = "[Service]\nEnvironment=A=1\nUnsetEnvironment=B\n" * 20_000
+    unit = write(tmp_path / "x.service", rows + "ExecStart=llama-server " + "'a'b " * 5_000 + "\n")
+    started = time.process_time()
+    assert len(read(unit).commands[0].argv) == 5001
+    assert time.process_time() - started < 10
+    unit.write_text("#" * 2**20 + "\n")
+    with pytest.raises(InputError, match="is larger than 1 MiB"):
+        read(unit)
+
+
+def test_long_chains_of_extends_are_refused_by_name(tmp_path):
+    chain = "services:\n  s0: {command: llama-server}\n" + "".join(f"  s{i}: {{extends: s{i - 1}}}\n" for i in range(1, 3000))
+    with pytest.raises(InputError, match=r"c.yaml:66:\d+: extends leads through more than 64 services"):
+        read(write(tmp_path / "c.yaml", chain))
+    backwards = "services:\n" + "".join(f"  s{i}: {{extends: s{i - 1}}}\n" for i in range(3000, 0, -1)) + "  s0: {command: llama-server}\n"
+    with pytest.raises(InputError, match=r"c.yaml:\d+:\d+: extends leads through more than 64 services"):
+        read(write(tmp_path / "c.yaml", backwards))
+    fine = "services:\n  s0: {command: llama-server}\n" + "".join(f"  s{i}: {{extends: s{i - 1}}}\n" for i in range(1, 64))
+    assert len(read(write(tmp_path / "c.yaml", fine)).commands) == 64
+    wide = "services:\n  base: {environment: [" + "A=1," * 5000 + "]}\n" + "".join(f"  s{i}: {{extends: base}}\n" for i in range(100))
+    with pytest.raises(InputError, match=r"c.yaml:\d+:\d+: the services that extend others have more than 100000 settings"):
+        read(write(tmp_path / "c.yaml", wide))

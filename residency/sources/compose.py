@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 #: Files that may be read for one, counted every time they are included.
 _MOST_FILES = 64
+#: Services that may extend one another in a row.
+_MOST_LEVELS = 64
+#: Settings that services may have with what they extend, all of them together.
+_MOST_SETTINGS = 100_000
 _WHOLE = ("command", "entrypoint")
 _NULL = "tag:yaml.org,2002:null"
 #: The tag of variables that were merged: a list of what was written, the strongest last.
@@ -56,7 +60,9 @@ class _Project:
     """The services of a file, those it includes, and those they extend."""
 
     def __init__(self, document: Document) -> None:
-        self.document, self.count = document, 0
+        self.document, self.count, self.settings = document, 0, 0
+        self.done: dict[tuple[str, str], tuple[Node | None, int]] = {}  # services with what they extend, and how many these are
+        self.written: dict[str, dict[str, Node]] = {}  # by file: its services
 
     def services(self, path: str, root: Node, chain: tuple[str, ...]) -> dict[str, Node]:
         """Return the services of a file and of those it includes. ``chain``: the files that include it."""
@@ -146,36 +152,60 @@ class _Project:
 
     def extended(self, name: str, services: Mapping[str, Node], path: str, chain: tuple[tuple[str, str], ...]) -> Node | None:
         """Return a service with what it extends under it; None after a complaint."""
+        if (path, name) not in self.done:
+            self.done[path, name] = self._extended(name, services, path, chain)
+        return self.done[path, name][0]
+
+    def _extended(self, name: str, services: Mapping[str, Node], path: str, chain: tuple[tuple[str, str], ...]) -> tuple[Node | None, int]:
         document, own = self.document, services[name]
         extends = get(own, "extends")
         if extends is None:
-            return own
+            return own, 0
         chain = (*chain, (path, name))
         other = extends if text_of(extends) is not None else get(extends, "service")
         file = get(extends, "file")
         wanted = document.expand(other)
         if not wanted:
             document.complain(extends, f"extends of the service {clean(name)} names no service")
-            return None
+            return None, 0
         if file is not None:
             located = self.located(file, "extends")
             if located is None:
-                return None
+                return None, 0
             if located != path:
                 roots = self.opened(located, file, "extends", str(PurePath(located).parent), document.environ_of(file))
                 if not roots:
-                    return None
-                path, services = located, dict(items(get(roots[0], "services")))
+                    return None, 0
+                path, services = located, self.written.setdefault(located, dict(items(get(roots[0], "services"))))
         at = other if other is not None else extends
         if wanted not in services:
             document.complain(at, f"the service {clean(name)} extends {clean(shorten(wanted))}, which is no service of {clean(path)}")
-            return None
+            return None, 0
         if (path, wanted) in chain:
             circle = " > ".join(n for _, n in (*chain, (path, wanted)))
             document.complain(at, f"extends leads in a circle: {clean(circle)}")
-            return None
+            return None, 0
+        levels = max(len(chain), self.done.get((path, wanted), (None, 0))[1] + 1)
+        if levels >= _MOST_LEVELS:
+            document.complain(at, f"extends leads through more than {_MOST_LEVELS} services")
+            return None, levels
         base = self.extended(wanted, services, path, chain)
-        return None if base is None else merged(base, own)
+        if base is None:
+            return None, levels
+        both = merged(base, own)
+        self.settings += _breadth(both)
+        if self.settings > _MOST_SETTINGS:
+            if self.settings - _breadth(both) <= _MOST_SETTINGS:
+                document.complain(at, f"the services that extend others have more than {_MOST_SETTINGS} settings")
+            return None, levels
+        return both, self.done[path, wanted][1] + 1
+
+
+def _breadth(node: Node) -> int:
+    """Return about how many settings a service has."""
+    parts = [value for _, value in items(node)]
+    rows = [row for part in parts if isinstance(part.value, list) for row in (part.value if part.tag == _MERGED else [part])]
+    return len(parts) + sum(len(row.value) for row in rows if isinstance(row.value, list))
 
 
 def _same(one: Node, other: Node) -> bool:

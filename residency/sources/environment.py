@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from typing import TYPE_CHECKING
 
 from residency.errors import InputError, Problem
 from residency.launch.toml_file import read_text
 from residency.where import Where
 
-from .words import expand
+from .words import LONGEST_SUM, expand
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,13 +37,16 @@ def read_variables(path: str, *, host: Mapping[str, str] | None = None, raw: boo
     values: dict[str, str] = {}
     places: dict[str, Where] = {}
     problems: list[Problem] = []
+    size, caller = 0, dict(host or {})
     lines = iter(enumerate(read_text(path).split("\n"), 1))
     for number, first in lines:
         line = first.removesuffix("\r")
         if not line.strip() or line.lstrip().startswith(("#", ";")):
             continue
-        while host is None and line.endswith("\\"):
-            line = line[:-1] + next(lines, (0, ""))[1]
+        parts = [line]
+        while host is None and parts[-1].endswith("\\"):
+            parts[-1:] = [parts[-1][:-1], next(lines, (0, ""))[1]]
+        line = "".join(parts)
         match = _LINE.fullmatch(line)
         if match is None:
             continue  # systemd passes such lines over
@@ -53,8 +57,12 @@ def read_variables(path: str, *, host: Mapping[str, str] | None = None, raw: boo
                 values[name], places[name] = host[name], where
             continue
         try:
-            values[name] = match[4] if raw else _unquoted(match[4]) if host is None else _composed(match[4], {**host, **values})
+            values[name] = match[4] if raw else _unquoted(match[4]) if host is None else _composed(match[4], ChainMap(values, caller))
             places[name] = where
+            size += len(values[name])
+            if size > LONGEST_SUM:
+                problems.append(Problem(message=f"the variables of this file come to more than {LONGEST_SUM // 2**20} MiB", where=where))
+                break
         except ValueError as error:
             problems.append(Problem(message=f"{name}: {error}", where=where, line_text=line))
     if problems:

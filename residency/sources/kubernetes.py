@@ -10,6 +10,7 @@ from residency.text import clean
 from . import Collection, Command
 from .containers import CPU_IMAGE, with_image
 from .environment import matters
+from .words import TooLongError, put_in
 from .yaml_nodes import count_of, get, items, limit_of, list_of, text_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from residency.where import Where
 
     from .yaml_nodes import Document
+
+_REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
 def read_kubernetes(root: MappingNode, document: Document) -> Collection:
@@ -58,7 +61,7 @@ def _container(container: Node, owner: str, host_paths: Mapping[str | None, str 
         node = get(container, key)
         if node is not None:
             more, at = document.words(node, expanded=False)
-            words += [_referenced(w, environ) for w in more]
+            words += [_referenced(w, environ, node, document) for w in more]
             places += at
     entry = get(container, "command")
     image = get(container, "image")
@@ -96,6 +99,8 @@ def _pod_environment(container: Node, document: Document) -> tuple[dict[str, str
         name = text_of(get(source, "configMapRef", "name"))
         if name is not None and name in document.config_maps:
             for key, value in items(get(document.config_maps[name], "data")):
+                if not document.counted(prefix + key, value):
+                    break
                 values[prefix + key], places[prefix + key] = text_of(value) or "", document.where(value)
             continue
         secret = text_of(get(source, "secretRef", "name"))
@@ -108,7 +113,7 @@ def _pod_environment(container: Node, document: Document) -> tuple[dict[str, str
         places[variable] = document.where(item)
         origin = get(item, "valueFrom")
         if origin is None:
-            values[variable] = _referenced(text_of(get(item, "value")) or "", values)
+            values[variable] = _referenced(text_of(get(item, "value")) or "", values, item, document)
             continue
         reference = get(origin, "configMapKeyRef")
         written = get(document.config_maps.get(text_of(get(reference, "name")) or ""), "data", text_of(get(reference, "key")) or "")
@@ -121,6 +126,10 @@ def _pod_environment(container: Node, document: Document) -> tuple[dict[str, str
     return values, places
 
 
-def _referenced(text: str, values: Mapping[str, str]) -> str:
+def _referenced(text: str, values: Mapping[str, str], at: Node, document: Document) -> str:
     """Put in $(NAME) as Kubernetes does: what is not known stays as it is."""
-    return re.sub(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)", lambda m: values.get(m[1], m[0]), text)
+    try:
+        return document.counted(put_in(_REFERENCE, lambda m: values.get(m[1], m[0]), text), at)
+    except TooLongError as error:
+        document.complain(at, str(error))
+        return ""

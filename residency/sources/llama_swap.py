@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,11 @@ from residency.text import clean, shorten
 
 from . import Collection, Command
 from .containers import container_run, run_devices, run_environment, run_mounts, with_image
-from .words import split
+from .words import LONGEST, TooLongError, put_in, split
 from .yaml_nodes import environment_of, get, items, list_of, size_of, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from yaml.nodes import MappingNode, Node
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
     from .yaml_nodes import Document
 
-#: Characters a command may have once its macros are put in; macros can grow tenfold at every level.
-_LONGEST_COMMAND = 64 * 1024
+_OF_CALLER = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
+_MACRO = re.compile(r"\$\{([^{}]*)\}")
+#: Macros that may lead to one another.
+_MOST_LEVELS = 32
 #: llama-swap gives every model a port of its own.
 _PORT = "5800"
 
@@ -32,6 +35,7 @@ _PORT = "5800"
 def read_llama_swap(root: MappingNode, document: Document) -> Collection:
     """Return the engine commands of the models, and the groups whose members stay loaded together."""
     macros = {name: text_of(value) or "" for name, value in items(get(root, "macros"))}
+    names = {name for name, _ in items(get(root, "models"))}
     commands = []
     others: dict[str, tuple[Node, str]] = {}  # models of no known engine: passed over when there are others
     for name, model in items(get(root, "models")):
@@ -40,7 +44,7 @@ def read_llama_swap(root: MappingNode, document: Document) -> Collection:
             document.complain(model, f"the model {clean(name)} has no cmd")
             continue
         own = {key: text_of(value) or "" for key, value in items(get(model, "macros"))}
-        values = {**macros, **own, "PORT": _PORT, "MODEL_ID": name, **_of_caller((text_of(node) or "", *macros.values(), *own.values()), document)}
+        values = ChainMap({"PORT": _PORT, "MODEL_ID": name}, own, macros)
         command = _swapped(node, values, document)
         if command is None:
             continue
@@ -50,8 +54,10 @@ def read_llama_swap(root: MappingNode, document: Document) -> Collection:
             continue
         environ, environ_places = environment_of(get(model, "env"), document, composed=False)
         for variable, value in environ.items():
-            for macro, put in _of_caller((value,), document).items():
-                environ[variable] = environ[variable].replace("${" + macro + "}", put)
+            try:
+                environ[variable] = document.counted(put_in(_OF_CALLER, lambda m: document.environ.get(m[1], m[0]), value), model)
+            except TooLongError as error:
+                document.problems.append(Problem(message=f"{clean(variable)}: {error}", where=environ_places[variable]))
             unset = re.search(r"\$\{env\.[^}]*\}", environ[variable])
             if unset:
                 document.problems.append(Problem(message=f"the macro {clean(unset[0])} is not set in the environment", where=environ_places[variable]))
@@ -69,7 +75,7 @@ def read_llama_swap(root: MappingNode, document: Document) -> Collection:
     judged = {c.name for c in commands}
     groups = []
     for title, group in items(get(root, "groups")):
-        members = _members(title, group, {name for name, _ in items(get(root, "models"))}, document)
+        members = _members(title, group, names, document)
         if (text_of(get(group, "swap")) or "true").casefold() == "false":
             groups.append(tuple(m for m in members if m in judged))
             for member in members:
@@ -125,12 +131,6 @@ def _place_of(variable: str, words: list[str], places: list[Where], end: int) ->
     return next((places[i] for i, word in enumerate(words[:end]) if word == variable or word.startswith(f"{variable}=")), places[0])
 
 
-def _of_caller(texts: Iterable[str], document: Document) -> dict[str, str]:
-    """Return the values of the macros ${env.NAME} in some texts, as far as the caller's environment has them."""
-    names = {name for text in texts for name in re.findall(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}", text)}
-    return {f"env.{name}": document.environ[name] for name in sorted(names) if name in document.environ}
-
-
 def _members(title: str, group: Node, names: set[str], document: Document) -> tuple[str, ...]:
     """Return the models of a group, each once; complain about what is none."""
     found: dict[str, None] = {}
@@ -151,16 +151,20 @@ def _swapped(node: Node, values: Mapping[str, str], document: Document) -> tuple
     if text is None:
         document.complain(node, "cmd must be a text")
         return None
-    for _ in range(8):
-        before = text
-        for name, value in values.items():
-            token = "${" + name + "}"
-            if len(text) + text.count(token) * (len(value) - len(token)) > _LONGEST_COMMAND:
-                document.complain(node, f"with its macros the command is longer than {_LONGEST_COMMAND // 1024} KiB; macros that multiply?")
-                return None
-            text = text.replace(token, value)
-        if text == before:
-            break
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1]
+        found = document.environ.get(name[4:]) if name.startswith("env.") else values.get(name)
+        return match[0] if found is None else found
+
+    try:
+        for _ in range(_MOST_LEVELS):
+            before, text = text, put_in(_MACRO, value_of, text)
+            if text == before:
+                break
+    except TooLongError:
+        document.complain(node, f"with its macros the command is longer than {LONGEST // 1024} KiB; macros that multiply?")
+        return None
+    text = document.counted(text, node)
     left = re.search(r"\$\{([^}]*)\}", text)
     if left:
         why = "leads back to itself" if left[1] in values else "is not set in the environment" if left[1].startswith("env.") else "is not defined"

@@ -8,6 +8,7 @@ the engine's reader as words of the form ``@key=value``.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from residency.errors import InputError, Problem
@@ -16,12 +17,17 @@ from residency.text import clean
 from residency.where import Where
 
 from . import Collection, Command
+from .words import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _SIZE_LIMIT = 1 << 20  # a configuration is a few kB
 _DEEPEST = 64
+#: Characters that are searched for the place of an argument.
+_NEAR = 64 * 1024
+#: An escape; a pair of surrogates is one.
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 
 
 def read(path: str, *, known: Callable[[str], bool], environ: Mapping[str, str]) -> Collection:
@@ -76,6 +82,9 @@ def _parse(path: str, text: str) -> dict[str, Any]:
     except ValueError as error:
         line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
         raise InputError([Problem(message=f"not JSON: {getattr(error, 'msg', error)}", where=Where(source="file", file=path, line=line, column=column))]) from error
+    half = next((match for match in _ESCAPE.finditer(text) if match[1]), None)
+    if half is not None:
+        raise InputError([Problem(message="a text with half of a surrogate pair, which is no character", where=Text(path, text).where(half.start()))])
     if not isinstance(config, dict):
         raise InputError([Problem(message="not a server's configuration: the file must hold one table", where=where)])
     return config
@@ -93,7 +102,7 @@ class _Places:
     """Positions of keys and strings, found in the order they are asked for."""
 
     def __init__(self, path: str, text: str) -> None:
-        self.path, self.text = path, text
+        self.path, self.text, self.lines = path, text, Text(path, text)
         self.last: dict[str, int] = {}
 
     def of(self, token: str, after: str | None = None) -> Where:
@@ -101,13 +110,12 @@ class _Places:
         start = 0
         if after is not None:
             start = self.last.get(after, max(0, self.text.find(after)))
-        at = self.text.find(token, start)
+        at = self.text.find(token, start, len(self.text) if after is None else start + _NEAR + len(token))
         if at < 0:
             return Where(source="file", file=self.path)
         if after is not None:
             self.last[after] = at + len(token)
-        line = self.text.count("\n", 0, at) + 1
-        return Where(source="file", file=self.path, line=line, column=at - self.text.rfind("\n", 0, at))
+        return self.lines.where(at)
 
 
 def _gpu(value: Any, args: list[str]) -> list[str]:

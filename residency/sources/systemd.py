@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from bisect import bisect_left
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from residency.text import clean, shorten
 
 from . import Collection, Command, no_command
 from .environment import matters, read_variables
-from .words import NotSimpleError, Text, split, unwrap
+from .words import LONGEST, LONGEST_SUM, NotSimpleError, Text, TooLongError, put_in, split, unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -113,6 +114,7 @@ class _Unit:
         self.files: list[tuple[str, Where]] = []
         self.passed: list[tuple[str, Where]] = []
         self.unset: set[str] = set()
+        self.size = 0  # characters of texts with their specifiers put in
         self.absent = False  # whether an optional file is not there, so that its variables may be missing
         self.limit: int | None = None
         self.share: float | None = None
@@ -131,7 +133,13 @@ class _Unit:
                 lost.append(match[0])
             return match[0] if value is None else value
 
-        done = _SPECIFIER.sub(put, text)
+        try:
+            done = put_in(_SPECIFIER, put, text)
+        except TooLongError as error:
+            return "", Problem(message=str(error), where=where)
+        self.size += len(done)
+        if self.size > LONGEST_SUM:
+            return "", Problem(message=f"the unit's texts come to more than {LONGEST_SUM // 2**20} MiB", where=where)
         if not lost:
             return done, None
         if lost[0] in ("%i", "%I", "%f"):
@@ -171,9 +179,13 @@ class _Unit:
             else:
                 self.files.append((value.strip(), where))
         elif key == "UnsetEnvironment":
-            self.unset = self.unset | set(value.split()) if not empty else set()
+            if empty:
+                self.unset.clear()
+            self.unset.update(value.split())
         elif key == "PassEnvironment":
-            self.passed = [*self.passed, *((name, where) for name in value.split())] if not empty else []
+            if empty:
+                self.passed.clear()
+            self.passed += ((name, where) for name in value.split())
         elif key in ("MemoryMax", "MemoryLimit"):
             self._memory(value.strip(), where)
 
@@ -244,10 +256,13 @@ def _fragment(path: str) -> str:
 
 def _settings(text: str) -> list[tuple[str, str, str, int, int]]:
     """Return section, key, value, start and end of every assignment of a file."""
-    sections = [(m.start(), m[1]) for m in _SECTION.finditer(text)]
+    starts, names = [-1], [""]
+    for header in _SECTION.finditer(text):
+        starts.append(header.start())
+        names.append(header[1])
     rows = []
     for entry in _ENTRY.finditer(text):
-        section = next((name for start, name in reversed(sections) if start < entry.start()), "")
+        section = names[bisect_left(starts, entry.start()) - 1]
         if not text[entry.start() : entry.start(1)].lstrip().startswith(("#", ";")):
             rows.append((section, entry[1], entry[2], entry.start(2), entry.end(2)))
     return rows
@@ -308,7 +323,7 @@ def _command(
         return None
     unit.problems += lost + undefined
     return Command(
-        name=unit.name.full, argv=tuple(found.words), places=tuple(found.places), environ={**given, **found.assigned},
+        name=unit.name.full, argv=tuple(found.words), places=tuple(found.places), environ={**given, **found.assigned} if found.assigned else given,
         environ_places=given_places, host_limit_bytes=unit.limit, host_limit_share=unit.share, host_limit_where=unit.limit_where, inherits=False,
     )  # fmt: skip
 
@@ -324,6 +339,7 @@ def _expanded(
     words: list[str] = []
     places: list[Where] = []
     problems: list[Problem] = []
+    size = 0
 
     def value_of(name: str, where: Where) -> str:
         if name in unknown and not matters(name):  # those that matter are told anyway
@@ -342,7 +358,15 @@ def _expanded(
                 problems.append(Problem(message=f"the variable {own[1]} cannot be split into words: {str(error).lower()}", where=where))
                 more = []
         else:
-            more = [_VARIABLE.sub(lambda m, w=where: "$" if m[1] is None else value_of(m[1], w), word)]  # type: ignore[misc]
+            try:
+                more = [put_in(_VARIABLE, lambda m, w=where: "$" if m[1] is None else value_of(m[1], w), word)]  # type: ignore[misc]
+            except TooLongError as error:
+                problems.append(Problem(message=str(error), where=where))
+                break
+        size += sum(map(len, more))
+        if size > LONGEST:
+            problems.append(Problem(message=f"from here on the command is longer than {LONGEST // 1024} KiB; variables that multiply?", where=where))
+            break
         words += more
         places += [where] * len(more)
     return words, places, problems

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 #: Words that may stand before the engine's program and start it: wrappers, shells' own words.
 _BEFORE = 16
+#: Characters a text may have once what it refers to is put in: references can double at every step.
+LONGEST = 64 * 1024
+#: And all such texts of one file together.
+LONGEST_SUM = 4 * 2**20
+#: Characters that are searched for the place of a word.
+_NEAR = 16 * 1024
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox")
 #: What a shell would put in place of a variable and split at white space, with nothing else happening.
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
@@ -46,7 +52,7 @@ class Text:
         """Return where each word stands between two indexes; a word that is written differently gets the start."""
         found, at = [], start
         for word in words:
-            index = self.text.find(word, at, end) if word else -1
+            index = self.text.find(word, at, min(end, at + _NEAR + len(word))) if word else -1
             if index < 0:
                 found.append(self.where(at, word[:80]))
             else:
@@ -62,6 +68,29 @@ def split(text: str) -> list[str]:
     """
     lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
     return shlex.split(" ".join(line.removesuffix("\\") for line in lines))
+
+
+class TooLongError(ValueError):
+    """A text is too long once what it refers to is put in."""
+
+    def __init__(self) -> None:
+        """Say how long one may be."""
+        super().__init__(f"with what it refers to this is longer than {LONGEST // 1024} KiB; references that multiply?")
+
+
+def put_in(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str], text: str) -> str:
+    """Return the text with every match replaced. Raises TooLongError before the result gets longer than LONGEST."""
+    total = 0
+
+    def counted(match: re.Match[str]) -> str:
+        nonlocal total
+        value = replacement(match)
+        total += len(value)
+        if total > LONGEST:
+            raise TooLongError
+        return value
+
+    return pattern.sub(counted, text)
 
 
 class Found(NamedTuple):
@@ -125,7 +154,7 @@ def _script(words: Sequence[str], shell: int) -> int | None:
 def _simple(text: str, environ: Mapping[str, str]) -> list[str] | None:
     """Return the words of a shell's text when it is one command of plain words; None: it is more."""
     out: list[str] = []
-    quote, at = "", 0
+    quote, at, size = "", 0, 0
     text = text.strip()
     while at < len(text):
         char = text[at]
@@ -142,6 +171,9 @@ def _simple(text: str, environ: Mapping[str, str]) -> list[str] | None:
             if variable is None or value is None or not _PLAIN.fullmatch(value):
                 return None
             out.append(value)
+            size += len(value)
+            if size > LONGEST:
+                return None
             at = variable.end()
             continue
         if (quote != "'" and char == "`") or (not quote and (char in ";&|<>()*?[]~{}!\n" or (char == "#" and text[at - 1 : at].isspace()))):
@@ -162,6 +194,7 @@ def expand(text: str, values: Mapping[str, str], *, missing: Callable[[str], Non
     """Replace $NAME and ${NAME}, with ``:-default``, ``:+instead`` or ``:?message``; an unknown name becomes empty.
 
     ``$$`` is a dollar sign. ``missing`` is told of a name that is required and not there; without it such a word stays.
+    Raises TooLongError.
     """
 
     def replacement(match: re.Match[str]) -> str:
@@ -182,4 +215,4 @@ def expand(text: str, values: Mapping[str, str], *, missing: Callable[[str], Non
         missing(f"the variable {name} is required and not set" + (f": {said}" if said else ""))
         return ""
 
-    return _INTERPOLATED.sub(replacement, text)
+    return put_in(_INTERPOLATED, replacement, text)

@@ -13,7 +13,7 @@ from residency.launch.toml_file import read_text
 from residency.text import clean, shorten
 from residency.where import Where
 
-from .words import Found, NotSimpleError, Text, expand, split, unwrap
+from .words import LONGEST_SUM, Found, NotSimpleError, Text, TooLongError, expand, split, unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +25,7 @@ _MOST_NODES = 100_000
 #: Duplicate keys told of one file, about: a file made of nothing else is not worth more.
 _MOST_DUPLICATES = 20
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
+_HALF = re.compile("[\ud800-\udfff]")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2})|([mkMGTPE])|([KMGTPE])i)?")
 
@@ -40,6 +41,7 @@ class Document:
         self.texts: dict[str, Text] = {}
         self.environs: dict[str, Mapping[str, str]] = {}  # by file: the variables that fill in its texts; default: the caller's
         self.folders: dict[str, str] = {}  # by file: what its paths are relative to; default: its own folder
+        self._put_in = 0  # characters of texts with what they refer to, over all files
         self._roots: dict[str, list[Any]] = {}
         self._lines: dict[str, list[str]] = {}
 
@@ -122,7 +124,21 @@ class Document:
         if node is None:
             return ""
         text = (text_of(node) or "") if text is None else text
-        return expand(text, self.environ_of(node), missing=lambda said: self.complain(node, said))
+        try:
+            return self.counted(expand(text, self.environ_of(node), missing=lambda said: self.complain(node, said)), node)
+        except TooLongError as error:
+            self.complain(node, str(error))
+            return ""
+
+    def counted(self, text: str, node: Node) -> str:
+        """Return a text that was put together, or "" and a complaint once all of them are too long."""
+        if self._put_in > LONGEST_SUM:
+            return ""
+        self._put_in += len(text)
+        if self._put_in > LONGEST_SUM:
+            self.complain(node, f"from here on the file's texts come to more than {LONGEST_SUM // 2**20} MiB; references that multiply?")
+            return ""
+        return text
 
     def words(self, node: Node, *, expanded: bool) -> tuple[list[str], list[Where]]:
         """Return the words of a command: a text split as a shell would, or a list of texts.
@@ -166,6 +182,8 @@ def _bounded(roots: list[Any]) -> None:
         value = node.value
         if isinstance(value, str) and "\0" in value:
             raise yaml.MarkedYAMLError(problem="a text with a NUL character", problem_mark=node.start_mark)
+        if isinstance(value, str) and not value.isascii() and _HALF.search(value):
+            raise yaml.MarkedYAMLError(problem="a text with half of a surrogate pair, which is no character", problem_mark=node.start_mark)
         if isinstance(value, list):
             for item in value:
                 stack.extend(item if isinstance(item, tuple) else (item,))
