@@ -317,3 +317,8 @@ def test_every_adapter_of_a_preset_counts():
     words = [word for entry in entries.values() for word in words_of(entry, problems)]
     assert words == ["--lora", "a.gguf", "--lora-scaled", "b.gguf:2", "--control-vector", "c.gguf"]
     assert problems[0].message == f"swa-full expects on or off, not '{'x' * 57}...'"
+
+
+def test_no_mmproj_keeps_a_projector_that_is_named():
+    # common/arg.cpp, 0.5.0: the flag stops the download beside -hf; a file that is named is loaded all the same
+    assert read("-m", "m.gguf", "--mmproj", "p.gguf", "--no-mmproj").get("model.mmproj") == "p.gguf"

@@ -487,8 +487,6 @@ def _launch(reading: _Reading, argv: Sequence[str], environ: Mapping[str, str], 
     if values.get("option:mmproj-offload") is False and "vision.device" not in values:
         values["vision.device"] = "cpu"
         reading.places["vision.device"] = reading.places["option:mmproj-offload"]
-    if values.get("option:mmproj-auto") is False:
-        values.pop("model.mmproj", None)
     _load_mode(values, reading)
     _empty_paths(values, reading)
     _sequences(values, reading)
