@@ -328,9 +328,8 @@ def _with_fixes(case: Case, findings: tuple[Finding, ...], budget: Budget, today
     done = []
     for finding, found in zip(findings, fixes, strict=True):
         if _asks(finding):
-            if not any(fix.verified for fix in found):
-                found = _apart([*passing, *found])
-            done.append(replace(finding, fixes=tuple(_spelled(fix, case) for fix in (*finding.fixes, *found)[:OFFERED])))
+            offered = found if any(fix.verified for fix in found) else _apart([*passing, *found])
+            done.append(replace(finding, fixes=tuple(_spelled(fix, case) for fix in (*finding.fixes, *offered)[:OFFERED])))
         elif finding.outcome is Outcome.WARN and finding.ways:
             eased = [fix for way in finding.ways[:OFFERED] if (fix := _ease(way, finding, trials)) is not None]
             done.append(replace(finding, fixes=tuple(_spelled(fix, case) for fix in eased)))

@@ -231,10 +231,11 @@ def policy_remarks(policy: Policy, plugins: PluginSet, pools: Sequence[str] = ()
         else:
             continue
         yield Finding(rule="residency/policy", outcome=Outcome.WARN, message=message)
-    known = {*pools, *ELSEWHERE, *(found[1] for pool in pools if (found := _NUMBERED.fullmatch(pool)))}
+    known = {*pools, *ELSEWHERE}
+    stems = {found[1] for pool in pools if (found := _NUMBERED.fullmatch(pool))}
     for pool in policy.pool_margins:
         numbered = _NUMBERED.fullmatch(pool)
-        if not pools or pool in known or (numbered is not None and numbered[1] in known):
+        if not pools or pool in known or (numbered is not None and numbered[1] in stems):
             continue
         close = difflib.get_close_matches(pool, pools, n=1)
         hint = f" Did you mean {close[0]}?" if close else f" Its pools: {', '.join(pools)}."

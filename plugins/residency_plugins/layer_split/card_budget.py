@@ -90,6 +90,8 @@ def _ways(facts: Facts, sums: tuple[PoolSum, ...], room: dict[str, int | None]) 
     # The first follows the spaces themselves; the others load the larger cards more, which may be more than they hold.
     fitting = [r for n, r in enumerate(ratios) if not n or all(total * part <= space * sum(r) for part, space in zip(r, spaces, strict=True))]
     lowest = [_lowest(ratio) for ratio in fitting if sum(ratio)]
+    if len(set(room.values())) == 1:  # a card that was left empty shows none of the buffers it would have to hold
+        lowest = [[1] * len(sums), *(ratio for ratio in lowest if len(set(ratio)) > 1)]
     return (*(Way(knob="layers.ratio", value=ratio) for ratio in lowest), *left_to_engine)
 
 

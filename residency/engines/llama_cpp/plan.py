@@ -280,9 +280,9 @@ CACHE_STEP = 64
 
 
 def _narrowing(rows: Sequence[Allocation]) -> tuple[Way, ...]:
-    """Return a smaller limit of the server's prompt cache (``--cache-ram``, MiB)."""
+    """Return smaller limits of the server's prompt cache (``--cache-ram``, MiB)."""
     return tuple(
-        Way(knob=row.knob, value=row.at_most_bytes // 2**20, low=0, step=CACHE_STEP, note="MiB for the prompt cache; conversations beyond it are computed again")
+        Way(knob=row.knob, value=row.at_most_bytes // 2**20, low=0, step=CACHE_STEP, note="older conversations are computed again")
         for row in rows
         if row.knob == "option:cache-ram"
     )
@@ -297,7 +297,8 @@ def _remote(launch: Launch, machine: Machine, rows: Sequence[Allocation]) -> tup
     if ids is not None and not any(name.casefold().startswith("rpc") for name in ids):
         return [], ()  # the servers are connected to and nothing is put there
     servers = clean(shorten(", ".join(asked) if isinstance(asked, list) else str(asked), 80))
-    short, _ = _shortage(rows, machine)
+    cards = {d.pool for d in machine.accelerators} or {machine.host_pool.name}  # where it takes layers from
+    short = {pool: over for pool, over in _shortage(rows, machine)[0].items() if pool in cards}
     told = "machine profile has no device of kind rpc; docs/machines.md shows how to declare one"
     if not short:
         text = f"a part of the model goes to {servers}, and that device is not judged: the {told}"
