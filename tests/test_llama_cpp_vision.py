@@ -179,3 +179,22 @@ def test_embeddings_of_another_width_are_refused_once(name, width, said, tmp_pat
     argv = ["llama-server", "-m", str(tmp_path / "model.gguf"), "--mmproj", str(tmp_path / "tower.gguf"), "-c", "512"]
     report = residency.validate(argv, machine="rtx-3090", environ={})
     assert [f.message for f in report.findings if f.outcome == "veto"] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "said"),
+    [
+        ("gemma3-4b", ["--image-min-tokens", "2000"], None),  # its images have one size, whatever is asked
+        ("qwen3-vl-8b", ["--image-min-tokens", "2000", "--image-max-tokens", "64"], "An image is to have at least 2000 tokens and can have 64 at most: the engine refuses the projector."),
+        ("qwen3-vl-8b", ["--image-min-tokens", "100000"], "An image is to have at least 100000 tokens and can have 4096 at most: the engine refuses the projector."),
+        ("qwen3-vl-8b", ["--image-min-tokens", "64"], None),
+    ],
+)
+def test_an_image_cannot_have_more_tokens_at_least_than_at_most(name, flags, said, tmp_path):
+    width = 2560 if name == "gemma3-4b" else 4096
+    write_tower(tmp_path / "tower.gguf", TOWERS["towers"][name])
+    metadata = {f"llama.{k.replace('__', '.')}": v for k, v in dense_hparams(2, width=width, heads=width // 128, heads_kv=1, inner=256).items()}
+    write_gguf(tmp_path / "model.gguf", {"general.architecture": "llama", **metadata}, dense(2, width=width, heads=width // 128, heads_kv=1, inner=256))
+    argv = ["llama-server", "-m", str(tmp_path / "model.gguf"), "--mmproj", str(tmp_path / "tower.gguf"), "-c", "512", *flags]
+    report = residency.validate(argv, machine="rtx-3090", environ={})
+    assert [f.message for f in report.findings if f.outcome == "veto"] == ([said] if said else [])

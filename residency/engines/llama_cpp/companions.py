@@ -19,7 +19,7 @@ from .layout import CUDA_KINDS, granted, lay_out
 from .resolve import cache_type, program_of, speculation
 from .runtime import beside_encoder, runtime
 from .settings import DeviceSpec, Override, Settings, expert_overrides
-from .vision import BATCH_TOKENS, measure
+from .vision import BATCH_TOKENS, limits_asked, measure
 
 if TYPE_CHECKING:
     from residency.budget import Backing
@@ -242,6 +242,12 @@ def vision(
         remark = Remark(kind="risk", code="vision-unknown-encoder", knob="model.mmproj", message=text)
         return [Allocation.exact(pool, Purpose.VISION, "projector weights", Phase.CONTEXT, tower.tensor_bytes, knob="model.mmproj", **more)], [remark], ()
     misfits = _misfits(models.main, tower, found) if models.main is not None else []
+    least = launch.options.get("image-min-tokens")
+    most = launch.get("vision.max_tokens") or found.most_tokens
+    if isinstance(least, int) and most and least > most and limits_asked(tower):
+        text = f"an image is to have at least {least} tokens and can have {most} at most: the engine refuses the projector"
+        misfits.append(Remark(kind="impossible", code="image-tokens", knob="option:image-min-tokens", value=least, message=text,
+                              ways=(Way(knob="option:image-min-tokens", value=most),)))  # fmt: skip
     rows = [
         Allocation.exact(pool, Purpose.VISION, f"{found.projector} tower weights", Phase.CONTEXT, found.weights_bytes, knob="vision.device",
                          largest_name=found.largest_name, largest_bytes=found.largest_weight_bytes, **more),

@@ -156,6 +156,13 @@ def measure(
     )
 
 
+def limits_asked(model: Checkpoint) -> bool:
+    """Whether the image encoder takes its least and its most tokens from the command line, and refuses less at most than at least."""
+    kind = projector(model, "vision")
+    limits = LIMITS.get(kind)
+    return kind != "deepseek4v" and limits is not None and limits.asked and limits.most is not None
+
+
 def weights(model: Checkpoint, side: str) -> list[Tensor]:
     """Return the tensors that one encoder of the file loads."""
     both = len([s for s in ("vision", "audio") if model.metadata.get(f"clip.has_{s}_encoder") is True]) > 1
