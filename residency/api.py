@@ -337,6 +337,10 @@ def _check_options(launch: Launch, engine: Engine) -> None:
         raise InputError(problems)
 
 
+#: Characters of a path that a message shows.
+_LONGEST_PATH = 300
+
+
 def read_models(launch: Launch) -> Models:
     """Read the headers of every model file a launch names. Raises InputError for those that cannot be read."""
     from residency import checkpoint
@@ -354,7 +358,8 @@ def read_models(launch: Launch) -> Models:
         except InputError as error:
             for problem in error.problems:
                 where = launch.where(knob)
-                message = problem.message if clean(path) in problem.message else f"{clean(path)}: {problem.message}"
+                name = clean(shorten(path, _LONGEST_PATH))
+                message = problem.message if clean(path) in problem.message else f"{name}: {problem.message}"
                 problems.append(replace(problem, message=message, where=where if where.source != "default" else problem.where))
             return None
 

@@ -354,10 +354,11 @@ def test_fit_gives_the_largest_context_of_an_allowed_launch_and_ways_out_of_a_re
     arguments = ("--machine", "cpu-only-32gb", "--", "llama-server", "-m", str(gemma_path), "-c")
     code, out, _ = run("fit", *arguments, "4096")
     assert code == 0
-    best = int(re.fullmatch(r"-c (\d+) +largest that passes\n", out)[1])
+    beyond = "more than the 32768 tokens the model was trained for"
+    best = int(re.fullmatch(rf"-c (\d+)  largest that passes; {beyond}\n", out)[1])
     assert run("validate", *arguments, str(best))[0] == 0
     assert run("validate", *arguments, str(best + 256))[0] == 1
-    assert run("fit", *arguments, "200000000")[:2] == (0, f"-c {best}\n")
+    assert run("fit", *arguments, "200000000")[:2] == (0, f"-c {best}  {beyond}\n")
 
 
 def test_convert_writes_a_launch_file_that_judges_the_same(gemma_path, tmp_path):
@@ -586,3 +587,29 @@ def test_an_empty_option_judges_nothing(gemma_path, command, option, value):
 def test_an_empty_option_is_refused_by_every_command(arguments):
     code, _, err = run(*arguments)
     assert (code, err.splitlines()[-1].partition(": ")[2]) == (2, f"argument {arguments[1].rstrip('=')}: the value is empty")
+
+
+@pytest.mark.parametrize("flag", ["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"])
+def test_files_of_every_adapter_flag_are_read_and_counted(gemma_path, tmp_path, flag):
+    adapter = tmp_path / "adapter.gguf"
+    write_gguf(adapter, {"general.type": "adapter"}, [("direction.1", "F32", (640,)), ("direction.2", "F32", (640,))])
+    scale = ":0.5" if flag.endswith("scaled") else ""
+    arguments = ("--machine", "rtx-4090", "--format", "json", "--", "llama-server", "-m", gemma_path, "-c", "512", flag)
+    code, out, _ = run("plan", *arguments, f"{adapter}{scale}")
+    rows = [a for pool in json.loads(out)["budget"]["pools"] for a in pool["allocations"] if a["name"] == "adapter weights"]
+    assert (code, [(a["device"], a["certain_bytes"], a["at_most_bytes"]) for a in rows]) == (0, [("CUDA0", 2 * 640 * 4, 2 * 640 * 4)])
+    code, _, err = run("plan", *arguments, f"{tmp_path}/none.gguf{scale}")
+    assert (code, err) == (2, f"error: argument 5 ({flag}): {tmp_path}/none.gguf: no such file\n")
+
+
+def test_long_paths_and_numbers_of_presets_are_shortened(tmp_path):
+    presets = tmp_path / "models.ini"
+    presets.write_text(f"[a]\nmodel = {'x' * 3000}\n[b]\nmodel = m.gguf\nc = {'9' * 3000}\n")
+    code, _, err = run("validate", "--machine", "rtx-4090", presets)
+    assert code == 2
+    assert f"{'9' * 57}...: the engine's parser takes whole numbers of 32 bits only" in err
+    assert max(map(len, err.splitlines())) < 500
+    presets.write_text(f"[a]\nmodel = {'x' * 3000}\n")
+    code, _, err = run("validate", "--machine", "rtx-4090", presets)
+    assert (code, f"{'x' * 297}...: cannot be opened" in err) == (2, True)
+    assert max(map(len, err.splitlines())) < 500

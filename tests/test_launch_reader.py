@@ -316,6 +316,8 @@ def test_a_slip_of_the_pen_is_not_also_missing(write):
 def test_empty_names_are_refused(write):
     found = problems(write('[engine]\nname = ""\n[model]\npath = "a\\u0000b"\n'))
     assert [problem.message for problem in found] == ["engine.name is empty", "model.path holds a NUL character"]
+    found = problems(write('[engine]\nname = "e"\n[model]\npath = "m"\nadapters = ["a", ""]\n'))
+    assert [problem.message for problem in found] == ["model.adapters has an empty path"]
 
 
 # --- the environment and --set -------------------------------------------------------------------

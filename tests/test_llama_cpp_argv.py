@@ -211,7 +211,7 @@ def test_slots_that_no_program_takes():
         (("-ub", "0"), "context.micro_batch", 2048),  # 0 is the batch
         (("-ub", "0", "-b", "1024"), "context.micro_batch", 1024),
         (("-ub", "-1", "-b", "1024"), "context.micro_batch", 1024),
-        (("-b", "-1"), "context.batch", 4294967295),
+        (("-b", "-1"), "context.batch", 2147483647),  # more than any context, which is the limit
         (("-ngl", "-5"), "layers.on_device", "all"),
         (("-ngl", "-1"), "layers.on_device", "auto"),
         (("-ts", "1e-30,1"), "layers.ratio", [1e-30, 1.0]),

@@ -130,6 +130,9 @@ def _empty_names(layer: Layer) -> list[Problem]:
         if isinstance(value, str) and (not value or "\0" in value):
             what = "is empty" if not value else "holds a NUL character"
             problems.append(layer.problem(path, f"{layer.spell(path)} {what}"))
+    adapters = _at(layer.values, ("model", "adapters"))
+    if isinstance(adapters, list) and "" in adapters:
+        problems.append(layer.problem(("model", "adapters"), f"{layer.spell(('model', 'adapters'))} has an empty path"))
     return problems
 
 

@@ -549,7 +549,7 @@ def _follow_conversions(values: dict[str, Any], reading: _Reading) -> None:
     if isinstance(layers, int) and layers < 0:
         values["layers.on_device"] = "auto" if layers == -1 else "all"
     if isinstance(batch, int) and batch < 0:
-        batch = values["context.batch"] = batch + 2**32  # taken without a sign; the context is the limit
+        batch = values["context.batch"] = 2**31 - 1  # taken without a sign it is beyond every context, and that is the limit
     if isinstance(micro, int) and micro <= 0:
         values["context.micro_batch"] = batch or DEFAULT_BATCH  # 0, and what is beyond the batch, mean the batch
     if isinstance(most, int) and most <= 0:
