@@ -168,7 +168,7 @@ def test_memory_in_use_after_the_first_image_and_the_largest(run, tmp_path):
         ("voxtral-mini-3b", 3072, None),
         ("qwen3-vl-8b", 4096, None),  # four levels of 4096 side by side
         ("granite-vision-4.1", 2560, None),  # four levels of 2560
-        ("qwen2.5-omni-7b", 2048, "The image encoder puts out embeddings of 3584, and the model takes 2048: they were not made for each other; " +
+        ("qwen2.5-omni-7b", 2048, "The image encoder puts out embeddings of 3584, and the model takes 2048: they were not made for each other; "
          "the sound encoder puts out embeddings of 3584, and the model takes 2048: they were not made for each other."),
     ],
 )  # fmt: skip
@@ -198,3 +198,20 @@ def test_an_image_cannot_have_more_tokens_at_least_than_at_most(name, flags, sai
     argv = ["llama-server", "-m", str(tmp_path / "model.gguf"), "--mmproj", str(tmp_path / "tower.gguf"), "-c", "512", *flags]
     report = residency.validate(argv, machine="rtx-3090", environ={})
     assert [f.message for f in report.findings if f.outcome == "veto"] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("clip.vision.block_count", None, "it lacks the number clip.vision.block_count"),
+        ("clip.vision.projection_dim", {"str": "x"}, "it lacks the number clip.vision.projection_dim"),
+        ("clip.vision.patch_size", {"u32": 0}, "clip.vision.patch_size is 0, and the engine takes 1 to 65535"),
+        ("clip.vision.image_size", {"u32": 100000}, "clip.vision.image_size is 100000, and the engine takes 0 to 8192"),
+        ("clip.has_vision_encoder", {"bool": False}, "it says of no image or sound encoder that it is there"),
+        ("clip.has_vision_encoder", {"bool": True}, None),
+    ],
+)
+def test_a_projector_file_the_engine_refuses(key, value, said, tmp_path):
+    tower = TOWERS["towers"]["qwen3-vl-8b"]
+    metadata = {k: v for k, v in {**tower["metadata"], key: value}.items() if v is not None}
+    assert vision.damage(write_tower(tmp_path / "tower.gguf", {**tower, "metadata": metadata})) == said

@@ -19,7 +19,7 @@ from .layout import CUDA_KINDS, granted, lay_out
 from .resolve import cache_type, program_of, speculation
 from .runtime import beside_encoder, runtime
 from .settings import DeviceSpec, Override, Settings, expert_overrides
-from .vision import BATCH_TOKENS, limits_asked, measure
+from .vision import BATCH_TOKENS, damage, limits_asked, measure
 
 if TYPE_CHECKING:
     from residency.budget import Backing
@@ -212,6 +212,17 @@ def counted_by_fit(launch: Launch, models: Models, machine: Machine, settings: S
     return {device.name: found.weights_bytes + (0 if launch.options.get("warmup") is False else found.warm_up_bytes)}
 
 
+def _damaged(tower: Checkpoint) -> list[Remark]:
+    reason = damage(tower) if tower.architecture == "clip" else None
+    if reason is None:
+        return []
+    # What is out of range is damage for certain; what is missing may be missing in a header that was made up to try something.
+    certain = not reason.startswith("it ")
+    text = f"the engine {'refuses' if certain else 'would refuse'} the projector file: {reason}"
+    ways = (Way(knob="model.mmproj", value=None, note="text only"),)
+    return [Remark(kind="impossible" if certain else "risk", code="projector-damaged", knob="model.mmproj", message=text, ways=ways)]
+
+
 def _misfits(model: Checkpoint, tower: Checkpoint, found: Tower) -> list[Remark]:
     """Return the encoders whose embeddings the model does not take (``tools/mtmd/mtmd.cpp``, 0.5.0: the launch throws)."""
     width, deep = model.integer("embedding_length"), model.integer("n_deepstack_layers")
@@ -238,10 +249,8 @@ def vision(
     if found is None:
         if not any(t.role in (Role.VISION, Role.AUDIO) for t in tower.tensors):
             return [], [], ()
-        text = "the projector file names no encoder that the engine sets up, so only its weights are counted"
-        remark = Remark(kind="risk", code="vision-unknown-encoder", knob="model.mmproj", message=text)
-        return [Allocation.exact(pool, Purpose.VISION, "projector weights", Phase.CONTEXT, tower.tensor_bytes, knob="model.mmproj", **more)], [remark], ()
-    misfits = _misfits(models.main, tower, found) if models.main is not None else []
+        return [Allocation.exact(pool, Purpose.VISION, "projector weights", Phase.CONTEXT, tower.tensor_bytes, knob="model.mmproj", **more)], _damaged(tower), ()
+    misfits = [*_damaged(tower), *(_misfits(models.main, tower, found) if models.main is not None else ())]
     least = launch.options.get("image-min-tokens")
     most = launch.get("vision.max_tokens") or found.most_tokens
     if isinstance(least, int) and most and least > most and limits_asked(tower):

@@ -156,6 +156,31 @@ def measure(
     )
 
 
+#: Keys every encoder needs, and those of one side; "%s" is the side (``clip.cpp``, load_hparams).
+REQUIRED = (
+    "clip.%s.embedding_length", "clip.%s.attention.head_count", "clip.%s.feed_forward_length", "clip.%s.block_count", "clip.%s.projection_dim",
+    "clip.%s.attention.layer_norm_epsilon",
+)  # fmt: skip
+REQUIRED_OF = {"vision": ("clip.vision.image_size", "clip.vision.patch_size"), "audio": ("clip.audio.num_mel_bins",)}
+#: Key -> least and most value the engine takes.
+RANGES = {"clip.vision.image_size": (0, 8192), "clip.vision.patch_size": (1, 65535), "clip.vision.embedding_length": (1, 2**31 - 1)}
+
+
+def damage(model: Checkpoint) -> str | None:
+    """Return why the engine refuses the encoders of a file before it builds them, or None."""
+    if not sides(model):
+        return "it says of no image or sound encoder that it is there"
+    for side in sides(model):
+        for key in (*(k % side for k in REQUIRED), *REQUIRED_OF.get(side, ())):
+            value = model.metadata.get(key)
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                return f"it lacks the number {key}"
+            low, high = RANGES.get(key, (-(2**31), 2**32))
+            if not low <= value <= high:
+                return f"{key} is {value}, and the engine takes {low} to {high}"
+    return None
+
+
 def limits_asked(model: Checkpoint) -> bool:
     """Whether the image encoder takes its least and its most tokens from the command line, and refuses less at most than at least."""
     kind = projector(model, "vision")
