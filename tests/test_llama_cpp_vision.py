@@ -168,8 +168,10 @@ def test_memory_in_use_after_the_first_image_and_the_largest(run, tmp_path):
         ("voxtral-mini-3b", 3072, None),
         ("qwen3-vl-8b", 4096, None),  # four levels of 4096 side by side
         ("granite-vision-4.1", 2560, None),  # four levels of 2560
-        ("qwen2.5-omni-7b", 2048, "The image encoder puts out embeddings of 3584, and the model takes 2048: they were not made for each other; "
-         "the sound encoder puts out embeddings of 3584, and the model takes 2048: they were not made for each other."),
+        ("qwen2.5-omni-7b", 2048, (
+            "The image encoder puts out embeddings of 3584, and the model takes 2048: they were not made for each other; "
+            "the sound encoder puts out embeddings of 3584, and the model takes 2048: they were not made for each other."
+        )),
     ],
 )  # fmt: skip
 def test_embeddings_of_another_width_are_refused_once(name, width, said, tmp_path):
