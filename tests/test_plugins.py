@@ -98,7 +98,7 @@ def test_the_example_fleet_plugin_installs_and_vetoes(tmp_path, gemma_path):
     assert veto["rule"] == "fleet-example/shared-context"
     assert veto["message"] == "The launch makes a context of 262144 tokens; a shared host of this fleet allows 131072."
     assert veto["where"]["argv_index"] == 3
-    assert veto["fixes"] == [{"knob": "context.length", "value": 131072, "verified": True, "note": "", "spelling": "-c 131072"}]
+    assert veto["fixes"] == [{"knob": "context.length", "value": 131072, "verified": True, "note": "more than the 32768 tokens the model was trained for", "spelling": "-c 131072"}]
     assert run(target, "validate", *machine, "--", "llama-server", "-m", str(gemma_path), "-c", "131072").returncode == 0
 
 
