@@ -160,12 +160,21 @@ def _mounted(launch: Launch, command: Command) -> Launch:
     """Return the launch with its model paths as they are on this machine, not inside the container."""
     from residency.sources import here
 
+    def moved(knob: str, path: str) -> str:
+        where = launch.where(knob)
+        if (where.source == "argv" and where.argv_index is None) or (where.variable or "").upper().startswith("RESIDENCY_"):
+            return path  # asked for here, not by the file
+        try:
+            return here(path, command)
+        except InputError as error:
+            raise InputError([replace(p, where=where) for p in error.problems]) from error
+
     for knob in ("model.path", "model.mmproj", "model.draft"):
         path = launch.get(knob)
-        if path is not None and command.mounts:
-            launch = launch.with_value(knob, here(path, command))
+        if path is not None:
+            launch = launch.with_value(knob, moved(knob, path))
     adapters = launch.get("model.adapters")
-    return launch.with_value("model.adapters", [here(path, command) for path in adapters]) if adapters and command.mounts else launch
+    return launch.with_value("model.adapters", [moved("model.adapters", path) for path in adapters]) if adapters else launch
 
 
 def _limited(machine: Machine, command: Command) -> Machine:
@@ -186,8 +195,16 @@ def _limited(machine: Machine, command: Command) -> Machine:
             else:
                 pools.append(pool)
         machine = replace(machine, pools=tuple(pools))
+    last = command.first_device + (command.device_count or 0)
+    if command.device_count and last > len(machine.accelerators):
+        has = len(machine.accelerators)
+        what = f"asks for {command.device_count} {'device' if command.device_count == 1 else 'devices'}"
+        others = f", the containers beside it for {command.first_device}" if command.first_device else ""
+        raise InputError([Problem(message=f"{what}{others}, and the machine has {has or 'none'}; it does not start", where=command.device_where)])
     if not machine.accelerators:
         return machine
+    if command.device_count and command.first_device:
+        return replace(given(machine, ",".join(str(n) for n in range(command.first_device, last))), facts=(*machine.facts, *command.facts))
     if command.device_count is not None:
         kept = {d.name for d in machine.accelerators[: command.device_count]}
         machine = replace(machine, devices=tuple(d for d in machine.devices if d.kind == "cpu" or d.name in kept))

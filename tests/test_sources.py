@@ -154,7 +154,7 @@ def judge(tmp_path, gemma_path):
 
     def judged(name, text):
         path = tmp_path / name
-        path.write_text(text.replace("GEMMA", gemma_path).replace("HERE", str(tmp_path)))
+        path.write_text(text.replace("GEMMA", gemma_path).replace("HERE", str(tmp_path)).replace("MODELS", str(Path(gemma_path).parent)))
         code, out, err = run("validate", "--machine", "rtx-3090", path)
         assert "Traceback" not in err
         return code, out, err.replace(str(tmp_path), "HERE")
@@ -163,7 +163,11 @@ def judge(tmp_path, gemma_path):
 
 
 HUGE = "200000000"  # tokens of context: far over 24 GiB with this model, and 512 far below
-POD = "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: c\n    command: [llama-server]\n    args: [-m, GEMMA]\n"
+POD = (
+    "kind: Pod\nmetadata: {name: p}\nspec:\n  volumes: [{name: v, hostPath: {path: MODELS}}]\n  containers:\n  - name: c\n"
+    "    volumeMounts: [{name: v, mountPath: MODELS}]\n    command: [llama-server]\n    args: [-m, GEMMA]\n"
+)
+VOLUMES = "    volumes: ['MODELS:MODELS']\n"
 
 
 def test_systemd_environment_files_win_over_environment(judge, tmp_path):
@@ -267,12 +271,12 @@ def test_a_shell_text_that_is_more_than_a_command_is_told(text, judge):
     ("name", "text"),
     [
         ("k.yaml", POD.replace("[llama-server]", "[sh, -c]").replace("[-m, GEMMA]", "['exec llama-server -m GEMMA -c COUNT']")),
-        ("c.yaml", "services:\n  s:\n    command: sh -c 'llama-server -m GEMMA -c COUNT'\n"),
+        ("c.yaml", "services:\n  s:\n    command: sh -c 'llama-server -m GEMMA -c COUNT'\n" + VOLUMES),
         ("l.yaml", 'models:\n  m:\n    cmd: bash -lc "llama-server -m GEMMA -c COUNT"\n'),
         ("i.yaml", POD.replace("containers", "initContainers").replace("GEMMA", "GEMMA, -c, 'COUNT'")),
-        ("f.yaml", "services:\n  s:\n    image: ghcr.io/ggml-org/llama.cpp:server\n    command: -m GEMMA\n    env_file: ./e\n"),
-        ("g.yaml", "services:\n  s:\n    command: llama-server -m GEMMA\n    env_file: [first, {path: HERE/e}, {path: nosuch, required: false}]\n"),
-        ("m.yaml", "x: &x {environment: {LLAMA_ARG_CTX_SIZE: COUNT}}\nservices:\n  s:\n    <<: *x\n    command: llama-server -m GEMMA\n"),
+        ("f.yaml", "services:\n  s:\n    image: ghcr.io/ggml-org/llama.cpp:server\n    command: -m GEMMA\n    env_file: ./e\n" + VOLUMES),
+        ("g.yaml", "services:\n  s:\n    command: llama-server -m GEMMA\n    env_file: [first, {path: HERE/e}, {path: nosuch, required: false}]\n" + VOLUMES),
+        ("m.yaml", "x: &x {environment: {LLAMA_ARG_CTX_SIZE: COUNT}}\nservices:\n  s:\n    <<: *x\n    command: llama-server -m GEMMA\n" + VOLUMES),
         ("n.yaml", POD + "    envFrom: [{configMapRef: {name: x}}]\n---\nkind: ConfigMap\nmetadata: {name: x}\ndata: {LLAMA_ARG_CTX_SIZE: 'COUNT'}\n"),
     ],
 )
@@ -286,21 +290,21 @@ def test_what_a_shell_an_init_container_or_a_file_says_is_judged(name, text, jud
 
 def test_compose_environment_wins_over_env_file(judge, tmp_path):
     (tmp_path / "e").write_text(f"LLAMA_ARG_CTX_SIZE={HUGE}\n")
-    assert judge("c.yaml", "services:\n  s:\n    command: llama-server -m GEMMA\n    env_file: e\n    environment: {LLAMA_ARG_CTX_SIZE: 512}\n")[0] == 0
+    assert judge("c.yaml", "services:\n  s:\n    command: llama-server -m GEMMA\n    env_file: e\n    environment: {LLAMA_ARG_CTX_SIZE: 512}\n" + VOLUMES)[0] == 0
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("services:\n  s:\n    command: llama-server -m GEMMA\n    env_file: nosuch\n", "4:15: env_file HERE/nosuch: no such file"),
-        (POD + "    envFrom: [{configMapRef: {name: big}}]\n", "8:15: envFrom takes variables from configMap big, which cannot be read here"),
-        (POD + "    envFrom: [{secretRef: {name: s}}]\n", "8:15: envFrom takes variables from secret s, which cannot be read here"),
+        (POD + "    envFrom: [{configMapRef: {name: big}}]\n", "10:15: envFrom takes variables from configMap big, which cannot be read here"),
+        (POD + "    envFrom: [{secretRef: {name: s}}]\n", "10:15: envFrom takes variables from secret s, which cannot be read here"),
         (
             POD + "    env: [{name: LLAMA_ARG_CTX_SIZE, valueFrom: {configMapKeyRef: {name: x, key: y}}}]\n",
-            "8:11: LLAMA_ARG_CTX_SIZE comes from a configMapKey, which cannot be read here; write its value under env",
+            "10:11: LLAMA_ARG_CTX_SIZE comes from a configMapKey, which cannot be read here; write its value under env",
         ),
-        (POD + "    resources: {limits: {nvidia.com/gpu: -3}}\n", "8:42: -3 is not a number of devices"),
-        (POD + "    resources: {limits: {nvidia.com/gpu: some}}\n", "8:42: some is not a number of devices"),
+        (POD + "    resources: {limits: {nvidia.com/gpu: -3}}\n", "10:42: -3 is not a number of devices"),
+        (POD + "    resources: {limits: {nvidia.com/gpu: some}}\n", "10:42: some is not a number of devices"),
         (POD + f"    resources: {{limits: {{memory: {'9' * 400}}}}}\n", "is not a memory limit"),
         ("models:\n  a:\n    cmd: llama-server -m GEMMA\n    cmd: llama-server -m x\n", "4:5: the key cmd stands twice; the first is in line 3"),
         ("macros: {a: '${b}', b: '${a}'}\nmodels:\n  m: {cmd: 'llama-server ${a}'}\n", "leads back to itself"),
@@ -374,7 +378,7 @@ def test_a_required_variable_that_is_not_set_is_told(judge):
     code, _, err = judge("c.yaml", "services:\n  s:\n    command: llama-server -m GEMMA -c ${NO_SUCH_CTX:?say how many}\n")
     assert code == 2
     assert "c.yaml:3:14: the variable NO_SUCH_CTX is required and not set: say how many" in err
-    code, _, err = judge("c.yaml", "services:\n  s:\n    command: llama-server -m GEMMA -c 512\n  db:\n    image: postgres\n    environment: {P: '${NO_SUCH_CTX:?}'}\n")
+    code, _, err = judge("c.yaml", "services:\n  s:\n    command: llama-server -m GEMMA -c 512\n    volumes: ['MODELS:MODELS']\n  db:\n    image: postgres\n    environment: {P: '${NO_SUCH_CTX:?}'}\n")
     assert code == 0, err
 
 
@@ -390,7 +394,7 @@ def test_kubernetes_quantities(written, size, tmp_path):
 @pytest.mark.parametrize("written", ["1e99", "16K", "16GB", "1ee3", "9E9E", "16E"])
 def test_what_is_no_kubernetes_quantity_is_told(written, judge):
     code, _, err = judge("k.yaml", POD + f"    resources: {{limits: {{memory: {written}}}}}\n")
-    assert (code, f"8:34: {written} is not a memory limit" in err) == (2, True), err
+    assert (code, f"10:34: {written} is not a memory limit" in err) == (2, True), err
 
 
 def test_a_variable_of_an_optional_file_that_is_absent_is_nothing(tmp_path):
@@ -679,7 +683,7 @@ NONE, ALL = [], ["CUDA0", "CUDA1", "CUDA2"]
     ],
 )
 def test_the_devices_a_service_gets(entry, pools, tmp_path, gemma_path):
-    path = write(tmp_path / "c.yaml", f"services:\n  s:\n    image: x/llama.cpp:server-cuda\n    command: -m {gemma_path} -c 512\n    {entry}\n")
+    path = write(tmp_path / "c.yaml", f"services:\n  s:\n    image: x/llama.cpp:server-cuda\n    command: -m {gemma_path} -c 512\n    {entry}\n    volumes: ['{gemma_path}:{gemma_path}']\n")
     found, prepared = seen(path)
     assert found == pools
     assumed = not any(word in entry for word in ("gpus", "reservations", "nvidia.com", "/dev/dri", "privileged", "runtime:"))
@@ -699,7 +703,7 @@ def test_the_devices_a_service_gets(entry, pools, tmp_path, gemma_path):
 def test_a_device_that_the_machine_lacks_is_told(value, said, tmp_path, gemma_path):
     path = write(
         tmp_path / "c.yaml",
-        f"services:\n  s:\n    image: llama.cpp:server-cuda\n    command: -m {gemma_path}\n    runtime: nvidia\n    environment:\n      NVIDIA_VISIBLE_DEVICES: '{value}'\n",
+        f"services:\n  s:\n    image: llama.cpp:server-cuda\n    command: -m {gemma_path}\n    runtime: nvidia\n    environment:\n      NVIDIA_VISIBLE_DEVICES: '{value}'\n    volumes: ['{gemma_path}:{gemma_path}']\n",
     )
     with pytest.raises(InputError, match=rf"c.yaml:7:31: s: {said}" if value == "3" else said):
         seen(path)
@@ -709,7 +713,7 @@ def test_a_device_that_the_machine_lacks_is_told(value, said, tmp_path, gemma_pa
 
 
 def test_a_service_without_a_device_is_judged_on_the_host_and_that_is_said(judge, tmp_path, gemma_path):
-    text = "services:\n  s:\n    image: ghcr.io/ggml-org/llama.cpp:server-cuda\n    command: -m GEMMA -c 512 -np 1\n"
+    text = "services:\n  s:\n    image: ghcr.io/ggml-org/llama.cpp:server-cuda\n    command: -m GEMMA -c 512 -np 1\n    volumes: ['GEMMA:GEMMA']\n"
     code, out, err = judge("c.yaml", text)
     assert code == 0, out
     said = "the service s asks for no device: assumed is Docker's own default runtime, with which it sees none"
@@ -778,7 +782,7 @@ def test_the_full_image_runs_what_its_first_argument_says(arguments, argv, kind,
 
 @pytest.mark.parametrize("argument", ["--perplexity", "-p", "--quantize", "-q", "--convert", "-c", "--all-in-one"])
 def test_what_of_the_full_image_serves_no_model_is_said_to_be_not_judged(argument, judge):
-    own = "  s: {command: llama-server -m GEMMA -c 512, gpus: all}\n"
+    own = "  s: {command: llama-server -m GEMMA -c 512, gpus: all, volumes: ['MODELS:MODELS']}\n"
     other = f"  t: {{image: 'ghcr.io/ggml-org/llama.cpp:full', command: [{argument}, x]}}\n"
     code, _, err = judge("c.yaml", "services:\n" + own + other)
     assert code == 0
@@ -876,7 +880,7 @@ def test_containers_that_cannot_be_read_are_told_and_so_is_the_sum_without_them(
     ],
 )
 def test_options_of_docker_run_that_are_wrong_are_told(options, said, judge):
-    code, out, err = judge("l.yaml", f"models:\n  a: {{cmd: docker run {options} llama.cpp:server-cuda -m GEMMA}}\n")
+    code, out, err = judge("l.yaml", f"models:\n  a: {{cmd: docker run {options} -v MODELS:MODELS llama.cpp:server-cuda -m GEMMA}}\n")
     assert (code, out) == (2, "")
     assert said in err, err
 
@@ -891,7 +895,7 @@ def test_dockers_variable_files_keep_quotes(tmp_path):
 
 @pytest.mark.parametrize("image", ["ghcr.io/ggml-org/llama.cpp@sha256:0123", "local/llama-cpp:mine"])
 def test_an_image_of_an_engine_whose_program_is_not_known_is_told(image, judge):
-    own = "services:\n  s: {command: llama-server -m GEMMA -c 512, gpus: all}\n"
+    own = "services:\n  s: {command: llama-server -m GEMMA -c 512, gpus: all, volumes: ['MODELS:MODELS']}\n"
     other = f"  t: {{image: '{image}', command: -m x}}\n  db: {{image: postgres}}\n"
     said = f"the service t runs the image {image}, whose program residency does not know: it is not judged"
     assert judge("c.yaml", own + other)[::2] == (0, f"warning: HERE/c.yaml:3:14: {said}\n")
@@ -996,3 +1000,138 @@ def test_long_chains_of_extends_are_refused_by_name(tmp_path):
     wide = "services:\n  base: {environment: [" + "A=1," * 5000 + "]}\n" + "".join(f"  s{i}: {{extends: base}}\n" for i in range(100))
     with pytest.raises(InputError, match=r"c.yaml:\d+:\d+: the services that extend others have more than 100000 settings"):
         read(write(tmp_path / "c.yaml", wide))
+
+
+# -- paths in a container ------------------------------------------------------------------------------------------------
+
+
+def in_container(kind, path, extra=""):
+    """Return a file whose container opens a model at a path, and has further settings."""
+    return {
+        "c.yaml": f"services:\n  s:\n    image: llama.cpp:server\n    command: [-m, '{path}', -c, '512']\n{extra}",
+        "k.yaml": f"kind: Pod\nspec:\n  containers:\n  - image: llama.cpp:server\n    args: [-m, '{path}', -c, '512']\n{extra}",
+        "l.yaml": f"models:\n  s:\n    cmd: docker run {extra} llama.cpp:server -m {path} -c 512\n",
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "extra", "said"),
+    [
+        ("c.yaml", "GEMMA", "", "c.yaml:4:15: s: no mount holds GEMMA: in the container it is the image's own file"),
+        ("c.yaml", "GEMMA", "    volumes: ['MODELS-x:MODELS-x']\n", "no mount holds GEMMA"),
+        ("c.yaml", "/m/../GEMMA", "    volumes: ['MODELS:/m']\n", "no mount holds GEMMA"),
+        ("c.yaml", "GEMMA", "    volumes: ['models:MODELS']\n", "GEMMA lies in a volume or a file system in memory, which cannot be seen from here"),
+        ("c.yaml", "GEMMA", "    volumes: ['MODELS']\n", "GEMMA lies in a volume or"),
+        ("c.yaml", "GEMMA", "    volumes: ['MODELS:MODELS']\n    tmpfs: GEMMA\n", "GEMMA lies in a volume or"),
+        ("c.yaml", "GEMMA", "    volumes: [{type: volume, source: m, target: MODELS}]\n", "GEMMA lies in a volume or"),
+        ("c.yaml", "GEMMA", "    volumes_from: [other]\n", "GEMMA lies in the image, or a volume of the container other"),
+        ("c.yaml", "gemma.gguf", "    volumes: ['MODELS:/m']\n", "c.yaml:4:15: s: gemma.gguf is a relative path, and the image's working folder cannot be seen from here"),
+        ("c.yaml", "gemma.gguf", "    working_dir: /n\n    volumes: ['MODELS:/m']\n", "no mount holds /n/gemma.gguf"),
+        ("k.yaml", "GEMMA", "", "k.yaml:5:12: pod/container: no mount holds GEMMA"),
+        ("k.yaml", "/m/x.gguf", "    volumeMounts: [{name: v, mountPath: /m}]\n  volumes: [{name: v, emptyDir: {}}]\n", "/m/x.gguf lies in the volume v (emptyDir)"),
+        ("k.yaml", "/m/x.gguf", "    volumeMounts: [{name: v, mountPath: /m}]\n  volumes: [{name: v, persistentVolumeClaim: {claimName: c}}]\n", "the volume v (persistentVolumeClaim)"),
+        ("k.yaml", "/m/x.gguf", "    volumeMounts: [{name: v, mountPath: /m}]\n", "the volume v (of a claim template)"),
+        ("k.yaml", "/m/x.gguf", "    volumeMounts: [{name: v, mountPath: /m, subPathExpr: $(X)}]\n  volumes: [{name: v, hostPath: {path: MODELS}}]\n", "that subPathExpr names"),
+        ("k.yaml", "x.gguf", "    volumeMounts: [{name: v, mountPath: /m}]\n  volumes: [{name: v, hostPath: {path: MODELS}}]\n", "x.gguf is a relative path"),
+        ("l.yaml", "GEMMA", "", "l.yaml:3:39: s: no mount holds GEMMA"),
+        ("l.yaml", "GEMMA", "-v models:MODELS", "GEMMA lies in a volume or"),
+        ("l.yaml", "GEMMA", "-v MODELS:MODELS --tmpfs MODELS", "GEMMA lies in a volume or"),
+        ("l.yaml", "GEMMA", "--mount type=volume,src=m,dst=MODELS", "GEMMA lies in a volume or"),
+        ("l.yaml", "x.gguf", "-v MODELS:/m", "x.gguf is a relative path"),
+    ],
+)
+def test_what_no_mount_holds_is_never_a_file_of_this_machine(kind, path, extra, said, judge, gemma_path):
+    code, out, err = judge(kind, in_container(kind, path, extra))
+    assert (code, out) == (2, "")
+    assert said in err.replace(gemma_path, "GEMMA"), err
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "extra"),
+    [
+        ("c.yaml", "NAME", "    working_dir: /m\n    volumes: ['MODELS:/m']\n"),
+        ("c.yaml", "../m/./NAME", "    working_dir: /n\n    volumes: ['MODELS:/m/', 'x:/n']\n"),
+        ("c.yaml", "/m/NAME", "    volumes: [{type: bind, source: MODELS, target: /m}]\n"),
+        ("c.yaml", "/m/deep/NAME", "    volumes: ['MODELS:/m/deep', 'x:/m']\n"),
+        ("k.yaml", "NAME", "    workingDir: /m\n    volumeMounts: [{name: v, mountPath: /m}]\n  volumes: [{name: v, hostPath: {path: MODELS}}]\n"),
+        ("k.yaml", "/m/x.gguf", "    volumeMounts: [{name: v, mountPath: /m/x.gguf, subPath: NAME}]\n  volumes: [{name: v, hostPath: {path: MODELS}}]\n"),
+        ("l.yaml", "NAME", "-w /m -v MODELS:/m"),
+        ("l.yaml", "/m/NAME", "--mount type=bind,src=MODELS,dst=/m --tmpfs /tmp"),
+    ],
+)
+def test_what_a_mount_holds_is_read_from_there(kind, path, extra, judge, gemma_path):
+    code, _, err = judge(kind, in_container(kind, path, extra).replace("NAME", Path(gemma_path).name))
+    assert code == 0, err
+
+
+def test_a_path_that_was_asked_for_here_is_not_the_containers(tmp_path, gemma_path):
+    path = write(tmp_path / "c.yaml", in_container("c.yaml", "/m/x.gguf"))
+    assert run("validate", "--machine", "rtx-3090", "--set", f"model.path={gemma_path}", path)[0] == 0
+
+
+# -- entry points, limits, devices ------------------------------------------------------------------------------------------
+
+
+def test_an_entry_point_of_null_is_the_images_and_an_empty_one_clears_it(tmp_path, judge):
+    service = "services:\n  s:\n    image: llama.cpp:server\n    entrypoint: {}\n    command: [-c, '512']\n"
+    assert read(write(tmp_path / "a.yaml", service.format("null"))).commands[0].argv == ("llama-server", "-c", "512")
+    assert read(write(tmp_path / "b.yaml", service.replace("-c,", "llama-server, -c,").format("[]"))).commands[0].argv == ("llama-server", "-c", "512")
+    said = "c.yaml:3:12: the service s runs the image llama.cpp:server and starts '{}', which is no program of an engine: it is not judged"
+    for entry, started in (("[]", "-c"), ('""', "-c"), ("/start.sh", "/start.sh")):
+        code, _, err = judge("c.yaml", service.format(entry))
+        assert (code, said.format(started) in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("c.yaml", "services:\n  s: {command: llama-server, mem_limit: 0}\n", None),
+        ("c.yaml", "services:\n  s: {command: llama-server, mem_limit: 1g, deploy: {resources: {limits: {memory: 1024m}}}}\n", 2**30),
+        ("c.yaml", "services:\n  s: {command: llama-server, mem_limit: 1g, deploy: {resources: {limits: {memory: 0}}}}\n", 2**30),
+        ("l.yaml", "models:\n  s: {cmd: docker run -m 0 llama.cpp:server}\n", None),
+        ("k.yaml", "kind: Pod\nspec:\n  containers:\n  - command: [llama-server]\n    resources: {limits: {memory: '0'}}\n", None),
+        ("k.yaml", "kind: Pod\nspec:\n  resources: {limits: {memory: 1Gi}}\n  containers:\n  - command: [llama-server]\n", 2**30),
+        ("k.yaml", "kind: Pod\nspec:\n  resources: {limits: {memory: 3Gi}}\n  containers:\n  - command: [llama-server]\n    resources: {limits: {memory: 2Gi}}\n", 2**31),
+    ],
+)
+def test_memory_limits_of_containers(name, text, limit, tmp_path):
+    (command,) = read(write(tmp_path / name, text)).commands
+    assert command.host_limit_bytes == limit
+
+
+def test_two_memory_limits_that_differ_are_told(tmp_path):
+    path = write(tmp_path / "c.yaml", "services:\n  s: {command: llama-server, mem_limit: 1g, deploy: {resources: {limits: {memory: 2g}}}}\n")
+    with pytest.raises(InputError, match=r"c.yaml:2:41: mem_limit is 1073741824 bytes, and deploy.resources.limits.memory 2147483648 bytes"):
+        read(path)
+
+
+def test_more_devices_than_there_are_is_told(tmp_path, gemma_path):
+    mounted = f"    volumes: ['{gemma_path}:{gemma_path}']\n"
+    path = write(tmp_path / "c.yaml", f"services:\n  s:\n    image: llama.cpp:server-cuda\n    command: -m {gemma_path} -c 512\n    gpus: [{{count: 4}}]\n{mounted}")
+    with pytest.raises(InputError, match=r"c.yaml:3:12: s: asks for 4 devices, and the machine has 3; it does not start"):
+        seen(path)
+    host = {"name": "m", "pools": [{"name": "host", "total_bytes": 2**34}]}
+    with pytest.raises(InputError, match="asks for 4 devices, and the machine has none"):
+        seen(path, host)
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared", "aliyun.com/gpu-mem", "gpu.intel.com/i915", "amd.com/cpx_nps4"])
+def test_parts_of_devices_are_not_understood(resource, tmp_path):
+    path = write(tmp_path / "k.yaml", f"kind: Pod\nspec:\n  containers:\n  - command: [llama-server]\n    resources:\n      limits:\n        {resource}: 1\n")
+    with pytest.raises(InputError, match=rf"k.yaml:7:{len(resource) + 11}: {resource} is a part of a device or one of a kind residency does not know"):
+        read(path)
+    path.write_text(path.read_text().replace(resource, "rdma/hca"))
+    assert read(path).commands[0].device_count == 0
+
+
+def test_every_container_of_a_pod_has_devices_of_its_own(tmp_path, gemma_path):
+    def container(name, count, mount="    volumeMounts: [{name: v, mountPath: /m}]\n"):
+        return f"  - name: {name}\n    command: [llama-server]\n    args: [-m, /m/{Path(gemma_path).name}, -c, '512']\n    resources: {{limits: {{nvidia.com/gpu: {count}}}}}\n{mount}"
+
+    head = f"kind: Pod\nmetadata: {{name: p}}\nspec:\n  volumes: [{{name: v, hostPath: {{path: {Path(gemma_path).parent}}}}}]\n  containers:\n"
+    path = write(tmp_path / "k.yaml", head + container("a", 1) + container("b", 2))
+    cases = prepare_all(str(path), Inputs(machine=CARDS, environ={})).cases
+    assert [[(d.name, d.pool) for d in c.machine.accelerators] for c in cases] == [[("CUDA0", "CUDA0")], [("CUDA0", "CUDA1"), ("CUDA1", "CUDA2")]]
+    path.write_text(head + container("a", 2) + container("b", 2))
+    with pytest.raises(InputError, match=r"k.yaml:14:42: p/b: asks for 2 devices, the containers beside it for 2, and the machine has 3; it does not start"):
+        prepare_all(str(path), Inputs(machine=CARDS, environ={}))

@@ -7,11 +7,13 @@ would any other; afterwards positions are moved from "argument 5" to "file:line:
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Protocol
 
 from residency.errors import InputError, Problem
+from residency.text import clean, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,10 +33,16 @@ class Command:
     environ_places: Mapping[str, Where] = field(default_factory=dict)
     engine: str | None = None  # when the file says it
     mounts: tuple[tuple[str, str], ...] = ()  # (path the process sees, path here)
+    hidden: tuple[tuple[str, str], ...] = ()  # (path the process sees, what lies there and cannot be seen from here)
+    contained: bool = False  # in a container: what no mount holds is the image's own
+    folder: str | None = None  # what relative paths are relative to, as the process sees it
+    no_folder: str | None = None  # why that is not known; with neither it is the caller's own
     host_limit_bytes: int | None = None  # memory limit the file puts on the process
     host_limit_share: float | None = None  # the same as a share of the host's memory
     host_limit_where: Where | None = None
     device_count: int | None = None  # accelerators the file gives the process, the first ones
+    first_device: int = 0  # how many of them other containers of the same pod have got
+    device_where: Where | None = None
     device_names: str | None = None  # or those that NVIDIA_VISIBLE_DEVICES would name so
     facts: tuple[str, ...] = ()  # what was found of the devices it is given, one sentence each
     assumption: Problem | None = None  # what has been assumed of them and may be otherwise
@@ -96,10 +104,26 @@ def placed_error(error: InputError, command: Command) -> InputError:
 
 
 def here(path: str, command: Command) -> str:
-    """Return where a path the process will see lies on this machine, by the command's mounts."""
-    for inside, outside in sorted(command.mounts, key=lambda m: -len(m[0])):
+    """Return where a path the process will see lies on this machine, by the command's folder and mounts.
+
+    Raises InputError for one that cannot be seen from here.
+    """
+    if not path.startswith("/"):
+        if command.no_folder is not None:
+            raise InputError(f"{clean(shorten(path))} is a relative path, and {command.no_folder}; write the whole path")
+        if command.folder is not None:
+            path = posixpath.join(command.folder, path)
+    if not command.contained and not command.mounts:
+        return path
+    path = posixpath.normpath(path)
+    holders = [(inside, outside, True) for inside, outside in command.mounts] + [(inside, what, False) for inside, what in command.hidden]
+    for inside, outside, seen in sorted(holders, key=lambda holder: -len(holder[0])):
         if path == inside or path.startswith(inside.rstrip("/") + "/"):
-            return outside.rstrip("/") + path[len(inside.rstrip("/")) :]
+            if not seen:
+                raise InputError(f"{clean(shorten(path))} lies in {outside}, which cannot be seen from here; judge a census of the model instead")
+            return outside.rstrip("/") + path[len(inside.rstrip("/")) :] or "/"
+    if command.contained:
+        raise InputError(f"no mount holds {clean(shorten(path))}: in the container it is the image's own file, which cannot be seen from here")
     return path
 
 

@@ -10,11 +10,11 @@ import os
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from residency.errors import InputError
+from residency.errors import InputError, Problem
 from residency.text import clean, shorten
 
 from . import Collection, Command
-from .containers import Request, devices_of, with_image
+from .containers import Request, devices_of, folder_of, split_mounts, with_image
 from .environment import read_variables
 from .yaml_nodes import count_of, environment_of, get, items, limit_of, list_of, text_of
 
@@ -247,6 +247,8 @@ def _key(name: str, at: Node) -> Node:
 
 def _service_command(name: str, service: Node, document: Document) -> Command | None:
     entry, command = get(service, "entrypoint"), get(service, "command")
+    if entry is not None and entry.tag == _NULL:
+        entry = None  # the image's own; [] and "" clear it
     words: list[str] = []
     places: list[Where] = []
     for node in (entry, command):
@@ -268,7 +270,15 @@ def _service_command(name: str, service: Node, document: Document) -> Command | 
     if found is None:
         return None  # a service of another kind
     document.problems += of_environment
-    limit, limit_where = limit_of(get(service, "deploy", "resources", "limits", "memory") or get(service, "mem_limit"), document, binary=True)
+    limit, limit_where = limit_of(get(service, "deploy", "resources", "limits", "memory"), document, binary=True)
+    other, other_where = limit_of(get(service, "mem_limit"), document, binary=True)
+    if limit is not None and other is not None and limit != other:
+        message = f"mem_limit is {other} bytes, and deploy.resources.limits.memory {limit} bytes; compose refuses two that differ"
+        document.problems.append(Problem(message=message, where=other_where))
+    if limit is None:
+        limit, limit_where = other, other_where
+    mounts, hidden = _mounts(service, document)
+    folder, no_folder = folder_of(document.expand(get(service, "working_dir")))
     given = devices_of(
         image=built, requests=list(_requests(service, document)), nodes=[document.expand(n) for n in list_of(get(service, "devices"))],
         runtime=document.expand(get(service, "runtime")), privileged=document.expand(get(service, "privileged")).casefold() == "true",
@@ -276,27 +286,32 @@ def _service_command(name: str, service: Node, document: Document) -> Command | 
     )  # fmt: skip
     return Command(
         name=name, argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned}, environ_places=environ_places,
-        mounts=tuple(_mounts(get(service, "volumes"), document).items()), host_limit_bytes=limit, host_limit_where=limit_where,
-        device_count=given.count, device_names=given.names, facts=(given.fact,) if given.fact else (),
+        mounts=mounts, hidden=hidden, contained=True, folder=folder, no_folder=no_folder, host_limit_bytes=limit, host_limit_where=limit_where,
+        device_count=given.count, device_where=document.where(image or command or entry or service), device_names=given.names, facts=(given.fact,) if given.fact else (),
         assumption=given.assumed_at(document.where(image or command or entry or service)), inherits=False,
     )  # fmt: skip
 
 
-def _mounts(volumes: Any, document: Document) -> dict[str, str]:
-    """Return the paths of this machine by those in the container; of two for one the last counts."""
-    found = {}
-    for item in list_of(volumes):
+def _mounts(service: Node, document: Document) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the mounts that lie on this machine, and those that cannot be seen; of two for one path the last counts."""
+    found: dict[str, str | None] = {}
+    memory = get(service, "tmpfs")
+    for item in list_of(memory) or ([memory] if memory is not None else []):
+        found[document.expand(item).split(":")[0]] = None
+    for item in list_of(get(service, "volumes")):
+        bound = document.expand(get(item, "type")) == "bind"
         text = text_of(item)
         if text is not None:
             parts = document.expand(item).split(":")
-            source, target = (parts[0], parts[1]) if len(parts) > 1 else ("", "")
+            source, target = (parts[0], parts[1]) if len(parts) > 1 else ("", parts[0])
         else:
             source, target = document.expand(get(item, "source")), document.expand(get(item, "target"))
         if source == "~" or source.startswith("~/"):
             source = document.environ.get("HOME", "~") + source[1:]
-        if source.startswith((".", "/", "~")) and target:
-            found[target] = source if source.startswith(("/", "~")) else str(PurePath(document.folder(item), source))
-    return found
+        if target:
+            here = source if source.startswith(("/", "~")) else os.path.normpath(PurePath(document.folder(item), source))
+            found[target] = here if source and (bound or (text is not None and source.startswith((".", "/", "~")))) else None
+    return split_mounts(found, [document.expand(item) for item in list_of(get(service, "volumes_from"))])
 
 
 def _requests(service: Node, document: Document) -> Iterator[Request]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import os
+import posixpath
 import re
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -58,16 +59,21 @@ _NO_DEVICE = ("", "void", "none")
 
 def with_image(
     words: list[str], places: list[Where], *, image: str, image_at: Where | None, own_entry: bool, last: Node, environ: Mapping[str, str],
-    document: Document, who: str,
+    document: Document, who: str, tell: bool = True,
 ) -> Found | None:  # fmt: skip
     """Return the engine's command of a container: the one written, or arguments behind the image's own program.
 
-    ``own_entry``: the image's entry point is replaced. What an image of an engine runs instead of a server is told.
+    ``own_entry``: the image's entry point is replaced. ``tell``: whether an engine's image with another program is told. What an image of an engine runs instead of a server is told.
     """
     before = len(document.problems)
     found = document.found(words, places, last, environ)
-    if found is not None or len(document.problems) > before or image_at is None or own_entry:
+    if found is not None or len(document.problems) > before or image_at is None:
         return found
+    if own_entry:
+        if tell and (_FULL in image or _OF_AN_ENGINE.search(image) or any(part in image for part, _ in _IMAGES)):
+            started = f"starts {clean(shorten(words[0]))!r}" if words else "has an empty entry point"
+            document.warn(image_at, f"{who} runs the image {clean(shorten(image))} and {started}, which is no program of an engine: it is not judged")
+        return None
     if _FULL in image:
         return _of_full(words, places, image=image, image_at=image_at, last=last, environ=environ, document=document, who=who)
     for part, program in _IMAGES:
@@ -93,6 +99,15 @@ def _of_full(
     message = f"{who}: the program that starts in {clean(shorten(image))} takes --server, --run, --bench or the like as its first argument, {said}"
     document.problems.append(Problem(message=message, where=places[0] if places else image_at))
     return None
+
+
+#: Why a relative path of a container cannot be followed.
+IMAGES_FOLDER = "the image's working folder cannot be seen from here"
+
+
+def folder_of(text: str) -> tuple[str | None, str | None]:
+    """Return the working folder of a container and, if it is not known, why. ``text``: what it is set to."""
+    return (text, None) if text.startswith("/") else (None, IMAGES_FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,19 +309,31 @@ def run_environment(run: ContainerRun, caller: Mapping[str, str], folder: str) -
     return values
 
 
-def run_mounts(run: ContainerRun, folder: str) -> dict[str, str]:
-    """Return the paths of this machine by those in the container."""
-    found: dict[str, str] = {}
+def run_mounts(run: ContainerRun, folder: str) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the mounts that lie on this machine, and those that cannot be seen."""
+    found: dict[str, str | None] = {}
     for text in run.given.get("volume", ()):
         parts = text.split(":")
-        if len(parts) > 1 and parts[0].startswith((".", "/")):
-            found[parts[1]] = str(PurePath(folder, parts[0]))
+        if len(parts) > 1:
+            found[parts[1]] = str(PurePath(folder, parts[0])) if parts[0].startswith((".", "/")) else None
+        else:
+            found[text] = None
     for text in run.given.get("mount", ()):
         fields = dict(field.partition("=")[::2] for field in _fields(text))
         source, target = fields.get("source", fields.get("src", "")), fields.get("target", fields.get("dst", fields.get("destination", "")))
-        if fields.get("type", "volume") == "bind" and source.startswith((".", "/")) and target:
-            found[target] = str(PurePath(folder, source))
-    return {target: os.path.normpath(source) for target, source in found.items()}
+        if target:
+            found[target] = str(PurePath(folder, source)) if fields.get("type", "volume") == "bind" and source else None
+    for text in run.given.get("tmpfs", ()):
+        found[text.split(":")[0]] = None
+    return split_mounts({target: source and os.path.normpath(source) for target, source in found.items()}, run.given.get("volumes-from", ()))
+
+
+def split_mounts(found: Mapping[str, str | None], from_others: Iterable[str] = ()) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the mounts of a container that lie on this machine, and those that cannot be seen. ``found``: None for one that cannot."""
+    clear = {posixpath.normpath(target): source for target, source in found.items()}
+    hidden = [(target, "a volume or a file system in memory") for target, source in clear.items() if source is None]
+    hidden += [("/", f"the image, or a volume of the container {clean(shorten(other))}") for other in from_others]
+    return tuple((target, source) for target, source in clear.items() if source is not None), tuple(hidden)
 
 
 def _fields(text: str) -> list[str]:

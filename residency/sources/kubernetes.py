@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from residency.text import clean
+from residency.text import clean, shorten
 
 from . import Collection, Command
-from .containers import CPU_IMAGE, with_image
+from .containers import CPU_IMAGE, folder_of, with_image
 from .environment import matters
 from .words import TooLongError, put_in
 from .yaml_nodes import count_of, get, items, limit_of, list_of, text_of
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
     from .yaml_nodes import Document
 
+#: Resources that are whole devices.
+_WHOLE_DEVICES = ("nvidia.com/gpu", "amd.com/gpu")
+#: Others that are devices, or parts of some.
+_PART_OF_A_DEVICE = re.compile(r"^(?:nvidia|amd|habana|huawei|google|volcano)\.(?:com|ai|sh)/|gpu.*/|/.*(?:gpu|vgpu|mig|npu|tpu)", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
@@ -34,23 +40,24 @@ def read_kubernetes(root: MappingNode, document: Document) -> Collection:
         pod = get(manifest, "spec", "template", "spec") or get(manifest, "spec", "jobTemplate", "spec", "template", "spec") or get(manifest, "spec")
         if pod is None:
             continue
-        host_paths = {
-            text_of(get(v, "name")): text_of(get(v, "hostPath", "path")) for v in list_of(get(pod, "volumes")) if get(v, "hostPath", "path") is not None
-        }
-        of_this_pod = []
+        volumes = {text_of(get(v, "name")) or "": v for v in list_of(get(pod, "volumes"))}
+        of_this_pod: list[Command] = []
+        taken, lasting = 0, {id(container) for container in list_of(get(pod, "containers"))}
         for container in (*list_of(get(pod, "initContainers")), *list_of(get(pod, "containers"))):
-            command = _container(container, owner, host_paths, document)
+            command = _container(container, owner, pod, volumes, document)
             if command is None:
                 continue
-            commands.append(command)
-            if container in list_of(get(pod, "containers")) or text_of(get(container, "restartPolicy")) == "Always":
+            if id(container) in lasting or text_of(get(container, "restartPolicy")) == "Always":
+                command = replace(command, first_device=taken)  # every container has devices of its own
+                taken += command.device_count or 0
                 of_this_pod.append(command)  # the other init containers have ended before
+            commands.append(command)
         if len(of_this_pod) > 1:
             groups.append(tuple(c.name for c in of_this_pod))
     return Collection(path=document.path, commands=tuple(commands), groups=tuple(groups))
 
 
-def _container(container: Node, owner: str, host_paths: Mapping[str | None, str | None], document: Document) -> Command | None:
+def _container(container: Node, owner: str, pod: Node, volumes: Mapping[str, Node], document: Document) -> Command | None:
     before = len(document.problems)
     environ, environ_places = _pod_environment(container, document)
     of_environment = document.problems[before:]
@@ -76,18 +83,45 @@ def _container(container: Node, owner: str, host_paths: Mapping[str | None, str 
     document.problems += of_environment
     limits = get(container, "resources", "limits")
     limit, limit_where = limit_of(get(limits, "memory"), document, binary=False)
-    cards = next((v for n, v in items(limits) if n in ("nvidia.com/gpu", "amd.com/gpu")), None)
-    mounts = []
-    for mount in list_of(get(container, "volumeMounts")):
-        inside, outside = text_of(get(mount, "mountPath")), host_paths.get(text_of(get(mount, "name")))
-        if inside and outside:
-            mounts.append((inside, outside))
+    whole, whole_where = limit_of(get(pod, "resources", "limits", "memory"), document, binary=False)
+    if whole is not None and (limit is None or whole < limit):
+        limit, limit_where = whole, whole_where
+    cards = next((v for n, v in items(limits) if n in _WHOLE_DEVICES), None)
+    for resource, value in items(limits):
+        if resource not in _WHOLE_DEVICES and _PART_OF_A_DEVICE.search(resource) and text_of(value) != "0":
+            document.complain(value, f"{clean(shorten(resource))} is a part of a device or one of a kind residency does not know; whole ones are {' and '.join(_WHOLE_DEVICES)}")
+    claims = get(container, "resources", "claims")
+    if claims is not None and list_of(claims):
+        document.complain(claims, "which devices a resource claim gives is known only to the cluster; ask for them under limits")
+    mounts, hidden = _mounts(container, volumes)
+    folder, no_folder = folder_of(text_of(get(container, "workingDir")) or "")
     return Command(
         name=f"{owner}/{name}", argv=tuple(found.words), places=tuple(found.places), environ={**environ, **found.assigned},
-        environ_places=environ_places, mounts=tuple(mounts), host_limit_bytes=limit, host_limit_where=limit_where,
+        environ_places=environ_places, mounts=mounts, hidden=hidden, contained=True, folder=folder, no_folder=no_folder,
+        device_where=document.where(cards) if cards is not None else None, host_limit_bytes=limit, host_limit_where=limit_where,
         device_count=0 if CPU_IMAGE.fullmatch(built) else count_of(cards, text_of(cards) or "", document) if cards is not None else 0 if limits is not None else None,
         inherits=False,
     )  # fmt: skip
+
+
+def _mounts(container: Node, volumes: Mapping[str, Node]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the mounts that lie on the node, taken for this machine, and those that cannot be seen."""
+    mounts: list[tuple[str, str]] = []
+    hidden: list[tuple[str, str]] = []
+    for mount in list_of(get(container, "volumeMounts")):
+        inside, name = text_of(get(mount, "mountPath")), text_of(get(mount, "name")) or ""
+        if not inside:
+            continue
+        inside = posixpath.normpath(posixpath.join("/", inside))
+        outside, part = text_of(get(volumes.get(name), "hostPath", "path")), text_of(get(mount, "subPath")) or ""
+        if outside and get(mount, "subPathExpr") is not None:
+            hidden.append((inside, f"a part of the volume {clean(shorten(name))} that subPathExpr names"))
+        elif outside:
+            mounts.append((inside, posixpath.normpath(posixpath.join(outside, part.lstrip("/")))))
+        else:
+            kind = next((key for key, _ in items(volumes.get(name)) if key != "name"), "of a claim template")
+            hidden.append((inside, f"the volume {clean(shorten(name))} ({clean(shorten(kind))})"))
+    return tuple(mounts), tuple(hidden)
 
 
 def _pod_environment(container: Node, document: Document) -> tuple[dict[str, str], dict[str, Where]]:

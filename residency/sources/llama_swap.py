@@ -11,7 +11,7 @@ from residency.errors import InputError, Problem
 from residency.text import clean, shorten
 
 from . import Collection, Command
-from .containers import container_run, run_devices, run_environment, run_mounts, with_image
+from .containers import container_run, folder_of, run_devices, run_environment, run_mounts, with_image
 from .words import LONGEST, TooLongError, put_in, split
 from .yaml_nodes import environment_of, get, items, list_of, size_of, text_of
 
@@ -109,19 +109,22 @@ def _model(
         return ""
     entry, told = run.last("entrypoint"), len(document.warnings)
     rest, at = ([entry] if entry else []) + words[run.at + 1 :], ([places[run.at]] if entry else []) + places[run.at + 1 :]
-    found = with_image(rest, at, image=run.image, image_at=places[run.at], own_entry=bool(entry), last=node, environ=inside, document=document, who=who)
+    found = with_image(rest, at, image=run.image, image_at=places[run.at], own_entry=bool(entry), last=node, environ=inside, document=document, who=who, tell=False)
     if found is None:
         if len(document.warnings) > told:
             return ""  # what it runs instead has been said
         return f"{who} runs the image {clean(shorten(run.image))}, whose program residency does not know"
     memory = run.last("memory")
     limit = size_of(memory) if memory else None
+    mounts, hidden = run_mounts(run, folder)
+    working, no_folder = folder_of(run.last("workdir"))
     if memory and limit is None:
         document.complain(node, f"--memory {clean(shorten(memory))} is not a memory limit")
     return Command(
         name=name, argv=tuple(found.words), places=tuple(found.places), environ={**inside, **found.assigned},
-        environ_places={key: _place_of(key, words, places, run.at) for key in inside}, mounts=tuple(run_mounts(run, folder).items()), host_limit_bytes=limit,
-        host_limit_where=document.where(node) if memory else None, device_count=given.count, device_names=given.names,
+        environ_places={key: _place_of(key, words, places, run.at) for key in inside}, mounts=mounts, hidden=hidden,
+        contained=True, folder=working, no_folder=no_folder, host_limit_bytes=limit or None,
+        host_limit_where=document.where(node) if limit else None, device_count=given.count, device_where=places[run.at], device_names=given.names,
         facts=(given.fact,) if given.fact else (), assumption=given.assumed_at(places[run.at]), inherits=False,
     )  # fmt: skip
 

@@ -317,7 +317,7 @@ def limit_of(node: Any, document: Document, *, binary: bool) -> tuple[int | None
     size = size_of(text) if binary else quantity_of(text)
     if size is None:
         document.complain(node, f"{clean(shorten(text or 'this'))} is not a memory limit")
-    return size, document.where(node)
+    return (size, document.where(node)) if size else (None, None)  # 0 is none
 
 
 def count_of(node: Node, text: str, document: Document) -> int | None:
