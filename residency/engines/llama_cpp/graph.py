@@ -1139,10 +1139,16 @@ class Graph:
             chosen = self.chosen if self.chosen >= 0 else tape.op(4 * rows)
             self.chosen = -1
             n = tape.keep(self.hyper.embedding * rows * 4, n, chosen)
+        if self.hyper.architecture in NO_LOGITS:
+            return
         weight = (tape.op(copy),) if copy else ()
         tape.keep(vocabulary * rows * 4, n, *weight)
 
 
+#: Graphs that end with the state: what they give is pooled, and no vocabulary is asked.
+NO_LOGITS = frozenset(
+    ["bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed", "t5encoder"]
+)
 #: A 64 x 64 Hadamard matrix that turns values.
 ROTATION_BYTES = 64 * 64 * 4
 #: Memory modules with an indexer beside the attention.
