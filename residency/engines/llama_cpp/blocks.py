@@ -125,10 +125,10 @@ def blocks_of(checkpoint: Checkpoint, hyper: HyperParameters, stuck: frozenset[s
 
 def flash_works(blocks: Sequence[Block], type_k: str, type_v: str) -> bool:
     """Whether the CUDA back end has a flash attention kernel for every attention layer (``fattn.cu``)."""
-    if type_k not in FLASH_TYPES or type_v not in FLASH_TYPES:
+    if (type_k not in FLASH_TYPES or type_v not in FLASH_TYPES) and any(b.cached for b in blocks):
         return False
     for block in dict.fromkeys(blocks):
-        if not block.cached or not block.heads_kv:
+        if not block.attends or not block.heads_kv:
             continue
         group = block.heads // block.heads_kv if block.heads_kv else 1
         if block.head_k in FLASH_HEADS and block.head_k == block.head_v:

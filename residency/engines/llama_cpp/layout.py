@@ -21,7 +21,7 @@ from residency.ways import Way
 
 from . import compute, latent, tensor_split
 from . import context as contexts
-from .blocks import FLASH_HEADS, blocks_of, flash_stays, flash_works
+from .blocks import blocks_of, flash_stays, flash_works
 from .graph import Shape
 from .graph import plain as is_plain
 from .hparams import (
@@ -647,14 +647,13 @@ def _stops(
         if name in cards:
             return f"{rows[index].name} is given to {name} alone"
     blocks = [b for b, w in zip(blocks_of(checkpoint, hyper), where, strict=False) if w >= 0]
-    if blocks and hyper.architecture not in tensor_split.ALL_WHOLE and all(d.kind in CUDA_KINDS for d in settings.devices):
-        plain = hyper.memory == "none" and all(not b.heads_kv or (b.head_k in FLASH_HEADS and b.head_k == b.head_v) for b in blocks)
-        if not (plain or (hyper.memory != "none" and flash_works(blocks, settings.type_k, settings.type_v))):
-            sizes = sorted({f"{b.head_k}" if b.head_k == b.head_v else f"{b.head_k} and {b.head_v}" for b in blocks if b.heads_kv})
-            return (
-                f"the cards have no flash attention kernel for heads of {', '.join(sizes)} with keys of type {settings.type_k} and values of type "
-                f"{settings.type_v}, and the host cannot attend for them"
-            )
+    cuda = all(d.kind in CUDA_KINDS for d in settings.devices)
+    if cuda and blocks and hyper.architecture not in tensor_split.ALL_WHOLE and not flash_works(blocks, settings.type_k, settings.type_v):
+        sizes = sorted({f"{b.head_k}" if b.head_k == b.head_v else f"{b.head_k} and {b.head_v}" for b in blocks if b.heads_kv})
+        return (
+            f"the cards have no flash attention kernel for heads of {', '.join(sizes)} with keys of type {settings.type_k} and values of type "
+            f"{settings.type_v}, and the host cannot attend for them"
+        )
     moved: dict[int, set[str]] = {}
     for row in host_rows:
         if 0 <= row.place < len(where) and where[row.place] >= 0:
