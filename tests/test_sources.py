@@ -248,7 +248,7 @@ def test_compose_fills_in_from_its_env_file_under_the_callers_environment(tmp_pa
 def test_an_undefined_variable_is_told_and_one_of_another_program_is_not(tmp_path):
     with pytest.raises(InputError, match=r"x.service:3:\d+: the variable NONE is not defined in this unit or its environment files"):
         unit_argv(tmp_path, "llama-server $NONE")
-    assert unit_argv(tmp_path, "/bin/echo $NONE\nExecStart=llama-server") == ("llama-server",)
+    assert unit_argv(tmp_path, "/bin/echo $NONE\nType=oneshot\nExecStart=llama-server") == ("llama-server",)
 
 
 @pytest.mark.parametrize("text", ["cd /x && llama-server", "llama-server | tee log", "/bin/llama-server -m $(cat x)", "a; llama-server", "llama-server -c $UNSEEN", "llama-server &"])
@@ -519,7 +519,7 @@ def test_specifiers_that_cannot_be_known_are_told(entry, said, tmp_path):
 
 
 def test_specifiers_that_decide_nothing_do_not_matter(tmp_path):
-    unit = write(tmp_path / "a@.service", "[Service]\nEnvironment=HOST=%H\nExecStart=/bin/echo %i\nExecStart=llama-server -c 1\n")
+    unit = write(tmp_path / "a@.service", "[Service]\nEnvironment=HOST=%H\nType=oneshot\nExecStart=/bin/echo %i\nExecStart=llama-server -c 1\n")
     assert read(unit).commands[0].argv == ("llama-server", "-c", "1")
     home = write(tmp_path / ".config" / "systemd" / "user" / "b.service", "[Service]\nExecStart=llama-server -m %h/m.gguf\n")
     assert read(home).commands[0].argv[2] == f"{tmp_path}/m.gguf"
@@ -953,7 +953,7 @@ def test_references_that_repeat_are_refused_in_every_kind_of_file(tmp_path):
     with pytest.raises(InputError, match=r"c.yaml:3:29: with what it refers to this is longer than 64 KiB"):
         read(compose, BIG=big)
     many = write(tmp_path / "m.yaml", "services:\n  s:\n    command:\n    - llama-server\n" + "    - ${BIG}\n" * 50_000)
-    with pytest.raises(InputError, match=r"m.yaml:843:7: from here on the file's texts come to more than 4 MiB"):
+    with pytest.raises(InputError, match=r"m.yaml:842:7: from here on the file's texts come to more than 4 MiB"):
         read(many, BIG=big)
     pod = write(tmp_path / "k.yaml", f"kind: Pod\nspec:\n  containers:\n  - command: [llama-server, '{'$(BIG)' * 1000}']\n    env: [{{name: BIG, value: {big}}}]\n")
     with pytest.raises(InputError, match=r"k.yaml:4:14: with what it refers to this is longer than 64 KiB"):
@@ -1135,3 +1135,123 @@ def test_every_container_of_a_pod_has_devices_of_its_own(tmp_path, gemma_path):
     path.write_text(head + container("a", 2) + container("b", 2))
     with pytest.raises(InputError, match=r"k.yaml:14:42: p/b: asks for 2 devices, the containers beside it for 2, and the machine has 3; it does not start"):
         prepare_all(str(path), Inputs(machine=CARDS, environ={}))
+
+
+# -- wrappers, units, what compose starts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    ["env -u X A=1", "sudo -Eu llama --", "sudo --user=llama -g video", "nice -n 5", "nice -5", "ionice -c2 -n 0", "chrt -f 50", "taskset -c 0-3", "numactl -N0 --membind 0",
+     "time -o log", "nohup", "stdbuf -oL -e 0", "timeout -k 5 1h", "exec -a chat", "tini -g --", "gosu llama", "busybox nice", "env nice -n 5 sudo -n"],
+)  # fmt: skip
+def test_known_wrappers_and_their_options_are_looked_through(wrapper, tmp_path):
+    assert unit_argv(tmp_path, f"{wrapper} llama-server -c 1") == ("llama-server", "-c", "1")
+
+
+@pytest.mark.parametrize("other", ["ssh host", "echo", "systemd-run", "nice -n", "taskset", "sh /x.sh", "/entry.sh", "env echo"])
+def test_what_is_no_wrapper_starts_no_engine(other, tmp_path):
+    with pytest.raises(InputError, match="no command of a known engine in this unit"):
+        unit_argv(tmp_path, f"{other} llama-server -c 1")
+
+
+def test_a_wrapper_that_leads_elsewhere_is_told(tmp_path):
+    with pytest.raises(InputError, match=r"x.service:3:15: env -C starts its program in a way that is not followed"):
+        unit_argv(tmp_path, "env -C /x llama-server -m m.gguf")
+
+
+def test_two_commands_need_a_oneshot(tmp_path):
+    with pytest.raises(InputError, match=r"x.service:4:11: this adds a second command, which only Type=oneshot takes"):
+        unit_argv(tmp_path, "llama-server -c 1\nExecStart=llama-server -c 2")
+
+
+def test_systemd_passes_export_over_and_compose_does_not(tmp_path):
+    write(tmp_path / "e", "export A=1\nB=2\n")
+    unit = write(tmp_path / "x.service", f"[Service]\nEnvironmentFile={tmp_path}/e\nExecStart=llama-server\n")
+    assert read(unit).commands[0].environ == {"B": "2"}
+    compose = write(tmp_path / "c.yaml", "services:\n  s: {command: llama-server, env_file: e}\n")
+    assert read(compose).commands[0].environ == {"A": "1", "B": "2"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "limit"),
+    [("MemoryMax=2G\nMemoryLimit=1G", 2**31), ("MemoryLimit=1G\nMemoryMax=2G", 2**31), ("MemoryLimit=1G", 2**30), ("MemoryLimit=1G\nMemoryMax=infinity", 2**30), ("MemoryMax=0", None)],
+)
+def test_memory_max_beats_memory_limit(entries, limit, tmp_path):
+    unit = write(tmp_path / "x.service", f"[Service]\n{entries}\nExecStart=llama-server\n")
+    assert read(unit).commands[0].host_limit_bytes == limit
+
+
+def test_a_units_relative_paths_are_those_of_its_working_directory(judge, gemma_path):
+    folder, name = Path(gemma_path).parent, Path(gemma_path).name
+    unit = f"[Service]\nWorkingDirectory=-{folder}\nExecStart=llama-server -m {name} -c 512\n"
+    assert judge("x.service", unit)[0] == 0
+    code, _, err = judge("x.service", unit.replace(f"-{folder}", "~"))
+    assert (code, "x.service:3:24: x.service: " + name + " is a relative path, and WorkingDirectory=~ is the home of the unit's user" in err) == (2, True), err
+    code, _, err = judge("x.service", unit.replace(f"WorkingDirectory=-{folder}\n", ""))
+    assert (code, "WorkingDirectory= is not set" in err) == (2, True), err
+    code, _, err = judge("x.service", unit.replace(f"WorkingDirectory=-{folder}", "User=llama"))
+    assert (code, f"/{name}: no such file" in err) == (2, True), "a unit of the system starts in /"
+    code, _, err = judge("x.service", unit.replace("WorkingDirectory=-", "RootDirectory="))
+    assert (code, "x.service:2:15: RootDirectory gives the process a file tree of its own" in err) == (2, True), err
+
+
+def test_services_with_profiles_are_no_part_of_the_sum_unless_asked_for(tmp_path):
+    path = write(
+        tmp_path / "c.yaml",
+        "services:\n  a: {command: llama-server}\n  b: {command: llama-server, profiles: [big]}\n  c: {command: llama-server, profiles: [small]}\n  d: {command: llama-server}\n",
+    )
+    found = read(path)
+    assert [c.name for c in found.commands] == ["a", "b", "c", "d"]
+    assert found.groups == (("a", "d"),)
+    assert [str(w.where) for w in found.warnings] == [f"{path}:3:40", f"{path}:4:40"]
+    assert read(path, COMPOSE_PROFILES="other,big").groups == (("a", "b", "d"),)
+    assert read(path, COMPOSE_PROFILES="*").groups == (("a", "b", "c", "d"),)
+
+
+@pytest.mark.parametrize("setting", ["scale: {}", "deploy: {{replicas: {}}}"])
+def test_a_service_counts_as_often_as_it_is_started(setting, tmp_path):
+    path = tmp_path / "c.yaml"
+
+    def service(count):
+        return read(write(path, f"services:\n  a: {{command: llama-server}}\n  b: {{command: llama-server, {setting.format(count)}}}\n"))
+
+    assert service(3).groups == (("a", "b", "b", "b"),)
+    none = service(0)
+    assert ([c.name for c in none.commands], none.groups) == (["a"], ())
+    assert [str(w) for w in none.warnings] == [f"{path}:3:16: the service b is started 0 times: it is not judged"]
+    for count in ("-1", "1001", "99999999999", "some"):
+        with pytest.raises(InputError, match=r"c.yaml:3:\d+: .* is no number of containers from 0 to 1000"):
+            service(count)
+
+
+def test_the_sum_of_a_service_started_twice(judge):
+    service = "services:\n  a:\n    image: llama.cpp:server-cuda\n    gpus: all\n    scale: {}\n    volumes: ['MODELS:MODELS']\n    command: -m GEMMA -c 5000000\n"
+    assert judge("c.yaml", service.format(1))[0] == 0
+    code, out, _ = judge("c.yaml", service.format(2))
+    assert (code, "VETO  2 launches at once: a + a" in out) == (1, True), out
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "docker-compose.yml"])
+def test_the_override_file_is_merged_as_docker_compose_does(name, tmp_path):
+    path = write(tmp_path / name, "services:\n  a: {command: llama-server -c 1, environment: {A: 1}}\n")
+    over = write(tmp_path / "compose.override.yaml", "services:\n  a: {command: llama-server -c 2, environment: {B: 2}}\n  b: {command: llama-server}\n")
+    a, b = read(path).commands
+    assert (a.argv[2], a.environ, a.places[2].file, b.name) == ("2", {"A": "1", "B": "2"}, str(over), "b")
+    other = write(tmp_path / "mine.yaml", path.read_text())
+    assert len(read(other).commands) == 1
+
+
+def test_a_variable_that_is_not_set_is_a_warning(tmp_path):
+    path = write(tmp_path / "c.yaml", "services:\n  a:\n    image: ${IMG}\n    command: llama-server -c ${CTX:-5} -a ${IMG}${B-}\n  db: {image: postgres, environment: {P: '${PASS}'}}\n")
+    found = read(path)
+    assert [str(w) for w in found.warnings] == [f"{path}:4:14: the variable IMG is not set: compose puts in nothing"]
+    assert read(path, IMG="x").warnings == ()
+
+
+def test_a_service_that_seems_to_serve_a_model_and_is_passed_over_is_told(tmp_path):
+    path = write(tmp_path / "c.yaml", "services:\n  a: {command: llama-server}\n  b: {image: mine, command: [/start.sh, -m, /m/x.gguf]}\n  c: {image: mine, environment: {LLAMA_ARG_CTX_SIZE: 5}}\n")
+    assert [str(w) for w in read(path).warnings] == [
+        f"{path}:3:45: the service b starts '/start.sh', which is no program of an engine residency knows: it is not judged",
+        f"{path}:4:14: the service c does not say what it starts: it is not judged",
+    ]

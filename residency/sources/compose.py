@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 #: Files that may be read for one, counted every time they are included.
 _MOST_FILES = 64
+#: Containers of one service.
+_MOST_COPIES = 1000
+#: Names compose looks for, and those that are merged with them when no file is named.
+_OWN_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
+_OVERRIDES = ("compose.override.yml", "compose.override.yaml", "docker-compose.override.yml", "docker-compose.override.yaml")
 #: Services that may extend one another in a row.
 _MOST_LEVELS = 64
 #: Settings that services may have with what they extend, all of them together.
@@ -43,11 +48,40 @@ def read_compose(root: MappingNode, document: Document) -> Collection:
     """Return the engine commands of a compose file's services, which all run at once."""
     commands = []
     document.environ = _with_own(document.environ, str(PurePath(document.path).parent))
+    wanted = {part.strip() for part in document.environ.get("COMPOSE_PROFILES", "").split(",")}
+    at_once: list[str] = []
+    apart: list[tuple[Node, str]] = []
     for name, service in _Project(document).services(document.path, root, ()).items():
         command = _service_command(name, service, document)
-        if command is not None:
-            commands.append(command)
-    return Collection(path=document.path, commands=tuple(commands), groups=(tuple(c.name for c in commands),) if len(commands) > 1 else ())
+        if command is None:
+            continue
+        count = _count(name, service, document)
+        if count == 0:
+            document.warn(command.places[0], f"the service {clean(name)} is started 0 times: it is not judged")
+            continue
+        commands.append(command)
+        profiles = get(service, "profiles")
+        asked = [document.expand(node) for node in list_of(profiles)]
+        if profiles is None or not asked or "*" in wanted or wanted & set(asked):
+            at_once += [name] * count
+        else:
+            apart.append((profiles, name))
+    for profiles, name in apart if at_once else ():
+        said = f"the service {clean(name)} is not started without its profile: it is judged by itself and is no part of the sum (COMPOSE_PROFILES asks for one)"
+        document.warn(document.where(profiles), said)
+    return Collection(path=document.path, commands=tuple(commands), groups=(tuple(at_once),) if len(at_once) > 1 else ())
+
+
+def _count(name: str, service: Node, document: Document) -> int:
+    """Return how many containers of a service are started."""
+    counts = [(node, document.expand(node)) for node in (get(service, "scale"), get(service, "deploy", "replicas")) if node is not None]
+    for node, text in counts:
+        if not text.isascii() or not text.isdecimal() or len(text) > 4 or int(text) > _MOST_COPIES:
+            document.complain(node, f"{clean(shorten(text)) or 'this'} is no number of containers from 0 to {_MOST_COPIES}")
+            return 1
+    if len({int(text) for _, text in counts}) > 1:
+        document.complain(counts[1][0], f"scale and deploy.replicas of the service {clean(name)} differ; compose refuses that")
+    return int(counts[0][1]) if counts else 1
 
 
 def _with_own(environ: Mapping[str, str], folder: str) -> Mapping[str, str]:
@@ -69,6 +103,9 @@ class _Project:
         document = self.document
         chain = (*chain, path)
         written = dict(items(get(root, "services")))
+        if len(chain) == 1:
+            for name, service in self.override(path):
+                written[name] = merged(written[name], service) if name in written else service
         found = {}
         for name in written:
             service = self.extended(name, written, path, ())
@@ -81,6 +118,13 @@ class _Project:
                     document.complain(item, f"the service {clean(name)} of the included file stands in this project already")
                 found.setdefault(name, service)
         return found
+
+    def override(self, path: str) -> Iterator[tuple[str, Node]]:
+        """Yield the services of the file beside this one that ``docker compose up`` merges with it."""
+        own = PurePath(path)
+        beside = next((str(own.with_name(name)) for name in _OVERRIDES if os.path.lexists(own.with_name(name))), None) if own.name in _OWN_NAMES else None
+        for root in self.document.parse(beside)[:1] if beside else ():
+            yield from items(get(root, "services"))
 
     def included(self, item: Node, path: str, chain: tuple[str, ...]) -> dict[str, Node]:
         """Return the services of an entry of ``include``: a path, or a table with several that are merged."""
@@ -256,12 +300,12 @@ def _service_command(name: str, service: Node, document: Document) -> Command | 
             more, at = document.words(node, expanded=True)
             words += more
             places += at
-    before = len(document.problems)
-    environ, environ_places = _environment(service, document)
-    of_environment = document.problems[before:]
-    del document.problems[before:]
     image = get(service, "image")
     built = document.expand(image)
+    before, told = len(document.problems), len(document.warnings)
+    environ, environ_places = _environment(service, document)
+    of_environment, unset = document.problems[before:], document.warnings[told:]
+    del document.problems[before:], document.warnings[told:]
     who = f"the service {clean(name)}"
     found = with_image(
         words, places, image=built, image_at=document.where(image) if image is not None else None, own_entry=entry is not None,
@@ -270,6 +314,7 @@ def _service_command(name: str, service: Node, document: Document) -> Command | 
     if found is None:
         return None  # a service of another kind
     document.problems += of_environment
+    document.warnings += unset
     limit, limit_where = limit_of(get(service, "deploy", "resources", "limits", "memory"), document, binary=True)
     other, other_where = limit_of(get(service, "mem_limit"), document, binary=True)
     if limit is not None and other is not None and limit != other:

@@ -67,12 +67,18 @@ def with_image(
     """
     before = len(document.problems)
     found = document.found(words, places, last, environ)
-    if found is not None or len(document.problems) > before or image_at is None:
+    if found is not None or len(document.problems) > before:
         return found
+    if image_at is None:
+        if tell and words:
+            _tell_of_a_model(words, places, places[0], environ, document, who)
+        return None
     if own_entry:
         if tell and (_FULL in image or _OF_AN_ENGINE.search(image) or any(part in image for part, _ in _IMAGES)):
             started = f"starts {clean(shorten(words[0]))!r}" if words else "has an empty entry point"
             document.warn(image_at, f"{who} runs the image {clean(shorten(image))} and {started}, which is no program of an engine: it is not judged")
+        elif tell:
+            _tell_of_a_model(words, places, image_at, environ, document, who)
         return None
     if _FULL in image:
         return _of_full(words, places, image=image, image_at=image_at, last=last, environ=environ, document=document, who=who)
@@ -81,7 +87,18 @@ def with_image(
             return document.found([program, *words], [image_at, *places], last, environ)
     if _OF_AN_ENGINE.search(image):
         document.warn(image_at, f"{who} runs the image {clean(shorten(image))}, whose program residency does not know: it is not judged")
+    elif tell:
+        _tell_of_a_model(words, places, image_at, environ, document, who)
     return None
+
+
+def _tell_of_a_model(words: Sequence[str], places: Sequence[Where], at: Where, environ: Mapping[str, str], document: Document, who: str) -> None:
+    """Warn of a container that is passed over although it seems to serve a model."""
+    where = next((place for word, place in zip(words, places, strict=False) if ".gguf" in word), None)
+    where = where or next((at for name in environ if name.startswith("LLAMA_ARG_")), None)
+    if where is not None:
+        started = f"starts {clean(shorten(words[0]))!r}, which is no program of an engine residency knows" if words else "does not say what it starts"
+        document.warn(where, f"{who} {started}: it is not judged")
 
 
 def _of_full(

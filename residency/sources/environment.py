@@ -15,7 +15,9 @@ from .words import LONGEST_SUM, expand
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_LINE = re.compile(r"([ \t]*)(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.-]*)[ \t]*(?:(=)[ \t]*(.*))?", re.DOTALL)
+_LINE = re.compile(r"([ \t]*)([A-Za-z_][A-Za-z0-9_.-]*)[ \t]*(?:(=)[ \t]*(.*))?", re.DOTALL)
+#: Compose takes what a shell would, too.
+_EXPORTED = re.compile(r"([ \t]*)(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.-]*)[ \t]*(?:(=)[ \t]*(.*))?", re.DOTALL)
 #: Variables an engine, or the runtime under it, may read: those whose value decides about memory.
 _READ = re.compile(
     r"(?:LLAMA_(?!API_KEY|ARG_API_KEY)|MTMD_|VT_|VLLM_|STRATA_|CUDA_|NVIDIA_VISIBLE_DEVICES$|GGML_|HIP_|ROCR_|HSA_|GPU_|ZE_|ONEAPI_|SYCL_|HF_HOME$|HOME$|XDG_|OS$)"
@@ -37,6 +39,7 @@ def read_variables(path: str, *, host: Mapping[str, str] | None = None, raw: boo
     values: dict[str, str] = {}
     places: dict[str, Where] = {}
     problems: list[Problem] = []
+    shape = _LINE if host is None or raw else _EXPORTED
     size, caller = 0, dict(host or {})
     lines = iter(enumerate(read_text(path).split("\n"), 1))
     for number, first in lines:
@@ -47,9 +50,9 @@ def read_variables(path: str, *, host: Mapping[str, str] | None = None, raw: boo
         while host is None and parts[-1].endswith("\\"):
             parts[-1:] = [parts[-1][:-1], next(lines, (0, ""))[1]]
         line = "".join(parts)
-        match = _LINE.fullmatch(line)
+        match = shape.fullmatch(line)
         if match is None:
-            continue  # systemd passes such lines over
+            continue  # as systemd does, and Docker with less patience
         name = match[2]
         where = Where(source="file", file=path, line=number, column=len(match[1]) + 1)
         if match[3] is None:

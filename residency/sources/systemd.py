@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from residency.errors import InputError, Problem
 from residency.launch.toml_file import read_text
 from residency.text import clean, shorten
+from residency.where import DEFAULT
 
 from . import Collection, Command, no_command
 from .environment import matters, read_variables
@@ -115,6 +116,9 @@ class _Unit:
         self.passed: list[tuple[str, Where]] = []
         self.unset: set[str] = set()
         self.size = 0  # characters of texts with their specifiers put in
+        self.folder: str | None = None  # WorkingDirectory=
+        self.folder_where: Where | None = None
+        self.older: tuple[int | None, float | None, Where | None] = (None, None, None)  # MemoryLimit=, which MemoryMax= replaces
         self.absent = False  # whether an optional file is not there, so that its variables may be missing
         self.limit: int | None = None
         self.share: float | None = None
@@ -150,7 +154,7 @@ class _Unit:
             return done, Problem(message=f"{lost[0]} depends on {whose}, which cannot be seen here; write the path itself", where=where)
         return done, Problem(message=f"{lost[0]} is known only where the unit runs; write its value", where=where)
 
-    def setting(self, key: str, value: str, start: int, end: int, source: Text, *, dropped_in: bool) -> None:
+    def setting(self, key: str, value: str, start: int, end: int, source: Text) -> None:
         """Apply one assignment; an empty one resets a list."""
         where = source.where(start)
         empty = not value.strip()
@@ -158,8 +162,9 @@ class _Unit:
             if empty:
                 self.starts.clear()
             else:
-                if dropped_in and self.starts and not self.several:
+                if self.starts and not self.several:
                     self.complain("this adds a second command, which only Type=oneshot takes; write an empty ExecStart= above it to replace the first", where)
+                    return
                 self.starts.append((value, start, end, source))
         elif key == "Environment":
             if empty:
@@ -186,20 +191,41 @@ class _Unit:
             if empty:
                 self.passed.clear()
             self.passed += ((name, where) for name in value.split())
-        elif key in ("MemoryMax", "MemoryLimit"):
-            self._memory(value.strip(), where)
+        elif key == "WorkingDirectory":
+            self.folder, self.folder_where = value.strip().removeprefix("-"), where
+        elif key in ("RootDirectory", "RootImage") and not empty:
+            self.complain(f"{key} gives the process a file tree of its own, which is not followed here", where)
+        elif key == "MemoryMax":
+            self.limit, self.share, self.limit_where = self._memory(value.strip(), where)
+        elif key == "MemoryLimit":
+            self.older = self._memory(value.strip(), where)
 
-    def _memory(self, value: str, where: Where) -> None:
-        self.limit, self.share, self.limit_where = None, None, where
+    def working(self) -> tuple[str | None, str | None]:
+        """Return what relative paths are relative to, or why that is not known."""
+        text = self.folder
+        if not text:
+            if self.name.system:
+                return "/", None
+            whose = "that of its user's manager" if self.name.system is False else "/ or, in a user's manager, that user's home"
+            home = self.name.value("h") if self.name.system is False else None
+            return home, None if home else f"WorkingDirectory= is not set, so its folder is {whose}"
+        if text == "~":
+            return None, "WorkingDirectory=~ is the home of the unit's user, which cannot be seen here"
+        path, problem = self.specified(text, self.folder_where or DEFAULT)
+        if problem is not None or not path.startswith("/"):
+            return None, f"WorkingDirectory={clean(shorten(text))} cannot be followed here"
+        return path, None
+
+    def _memory(self, value: str, where: Where) -> tuple[int | None, float | None, Where | None]:
         size, share = _SIZE.fullmatch(value), _SHARE.fullmatch(value)
-        if size:
-            self.limit = int(size[1]) * 1024 ** _POWERS[size[2]]
-        elif value in ("", "infinity", "100%"):
-            self.limit_where = None
-        elif share and float(share[1]) <= 100:
-            self.share = float(share[1]) / 100
-        else:
-            self.complain(f"{clean(shorten(value))!r} is not a memory limit", where)
+        if size and int(size[1]):
+            return int(size[1]) * 1024 ** _POWERS[size[2]], None, where
+        if size or value in ("", "infinity", "100%"):  # systemd passes a limit of nothing over
+            return None, None, None
+        if share and float(share[1]) <= 100:
+            return None, float(share[1]) / 100, where
+        self.complain(f"{clean(shorten(value))!r} is not a memory limit", where)
+        return None, None, None
 
     def environment(self) -> tuple[dict[str, str], dict[str, Where]]:
         """Return what the process gets: Environment=, over it the files in their order, less UnsetEnvironment=."""
@@ -284,10 +310,12 @@ def read(path: str, *, known: Callable[[str], bool], environ: Mapping[str, str])
             if name.system is None and section in ("Service", "Install") and of_system and value.strip():
                 name.system = True
     unit = _Unit(name)
-    every = [(source, index > 0, row) for index, (source, rows) in enumerate(files) for row in rows if row[0] == "Service"]
-    unit.several = next((row[2].strip() for _, _, row in reversed(every) if row[1] == "Type"), "") == "oneshot"
-    for source, dropped_in, (_, key, value, start, end) in every:
-        unit.setting(key, value, start, end, source, dropped_in=dropped_in)
+    every = [(source, row) for source, rows in files for row in rows if row[0] == "Service"]
+    unit.several = next((row[2].strip() for _, row in reversed(every) if row[1] == "Type"), "") == "oneshot"
+    for source, (_, key, value, start, end) in every:
+        unit.setting(key, value, start, end, source)
+    if unit.limit_where is None:
+        unit.limit, unit.share, unit.limit_where = unit.older
     given, places = unit.environment()
     commands = []
     for value, start, end, source in unit.starts:
@@ -322,9 +350,11 @@ def _command(
     if found is None:
         return None
     unit.problems += lost + undefined
+    folder, no_folder = unit.working()
     return Command(
         name=unit.name.full, argv=tuple(found.words), places=tuple(found.places), environ={**given, **found.assigned} if found.assigned else given,
-        environ_places=given_places, host_limit_bytes=unit.limit, host_limit_share=unit.share, host_limit_where=unit.limit_where, inherits=False,
+        environ_places=given_places, host_limit_bytes=unit.limit, host_limit_share=unit.share, host_limit_where=unit.limit_where, folder=folder,
+        no_folder=no_folder, inherits=False,
     )  # fmt: skip
 
 

@@ -14,7 +14,21 @@ from residency.where import Where
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: Words that may stand before the engine's program and start it: wrappers, shells' own words.
+#: Programs and shell words that start the one behind their options: options that take a value, and how many words stand in between.
+# fmt: off
+_WRAPPERS: dict[str, tuple[frozenset[str], int]] = {name: (frozenset(options.split()), words) for name, options, words in (
+    ("env", "-u --unset", 0), ("exec", "-a", 0), ("command", "", 0), ("nohup", "", 0), ("setsid", "", 0), ("chronic", "", 0),
+    ("time", "-o -f --output --format", 0), ("stdbuf", "-i -o -e --input --output --error", 0), ("timeout", "-s -k --signal --kill-after", 1),
+    ("sudo", "-u -g -h -p -C -D -R -r -t -T -U --user --group --host --prompt --close-from --chdir --chroot --role --type --command-timeout --other-user", 0),
+    ("doas", "-u -C", 0), ("runuser", "-u --user -g --group -G --supp-group", 0), ("gosu", "", 1), ("su-exec", "", 1), ("setpriv", "--reuid --regid --groups", 0),
+    ("nice", "-n --adjustment", 0), ("ionice", "-c -n --class --classdata", 0), ("chrt", "-T -P -D", 1), ("taskset", "", 1),
+    ("numactl", "-i -p -P -C -N -m -w --interleave --preferred --preferred-many --physcpubind --cpunodebind --membind --weighted-interleave", 0),
+    ("prlimit", "", 0), ("cgexec", "-g", 0), ("tini", "-p", 0), ("tini-static", "-p", 0), ("docker-init", "-p", 0), ("dumb-init", "-r --rewrite", 0),
+)}
+# fmt: on
+#: Options with which a wrapper does more than start a program on this machine, in this folder and this file tree.
+_ELSEWHERE = {"env": ("-C", "-S", "--chdir", "--split-string"), "sudo": ("-D", "-R", "-h", "--chdir", "--chroot", "--host"), "prlimit": ("-p", "--pid")}
+#: Wrappers and shells inside one another.
 _BEFORE = 16
 #: Characters a text may have once what it refers to is put in: references can double at every step.
 LONGEST = 64 * 1024
@@ -22,7 +36,7 @@ LONGEST = 64 * 1024
 LONGEST_SUM = 4 * 2**20
 #: Characters that are searched for the place of a word.
 _NEAR = 16 * 1024
-_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox")
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 #: What a shell would put in place of a variable and split at white space, with nothing else happening.
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 #: Compose's; what stands behind ``:-`` may hold variables itself.
@@ -113,21 +127,36 @@ class NotSimpleError(ValueError):
 def unwrap(
     words: Sequence[str], places: Sequence[Where], known: Callable[[str], bool], *, source: Text, end: int, environ: Mapping[str, str], depth: int = 4
 ) -> Found | None:
-    """Return the engine's command behind wrappers (env, numactl, exec, ...) and ``sh -c TEXT``; None: there is none.
+    """Return the engine's command behind wrappers (env, numactl, sudo, ...) and ``sh -c TEXT``; None: there is none.
 
     ``end`` is where the command ends in the source. Raises NotSimpleError.
     """
     assigned: dict[str, str] = {}
-    for index, word in enumerate(words[:_BEFORE]):
-        name = program_name(word)
+    index = 0
+    for _ in range(_BEFORE):
+        while index < len(words) and _ASSIGNMENT.fullmatch(words[index]):
+            variable, _, value = words[index].partition("=")
+            assigned[variable] = value
+            index += 1
+        if index >= len(words):
+            return None
+        name = program_name(words[index])
         if known(name):
             return Found(list(words[index:]), list(places[index:]), assigned)
-        if _ASSIGNMENT.fullmatch(word):
-            variable, _, value = word.partition("=")
-            assigned[variable] = value
-        at = _script(words, index) if name in _SHELLS else None
-        if at is None:
+        if name == "busybox":
+            index += 1
             continue
+        if name == "residency":  # residency run OPTIONS -- COMMAND
+            index = next((i + 1 for i in range(index, len(words)) if words[i] == "--"), len(words))
+            continue
+        if name not in _SHELLS:
+            if name not in _WRAPPERS:
+                return None
+            index = _behind(words, places, index, name, known)
+            continue
+        at = _script(words, index)
+        if at is None:
+            return None
         where = places[at]
         inner = _simple(words[at], {**environ, **assigned})
         if inner is None or depth == 0:
@@ -139,6 +168,28 @@ def unwrap(
         found = unwrap(inner, inside, known, source=source, end=end, environ=environ, depth=depth - 1)
         return None if found is None else found._replace(assigned={**assigned, **found.assigned})
     return None
+
+
+def _behind(words: Sequence[str], places: Sequence[Where], index: int, name: str, known: Callable[[str], bool]) -> int:
+    """Return where the program stands that a wrapper starts. Raises NotSimpleError for an option that sends an engine elsewhere."""
+    options, between = _WRAPPERS[name]
+    at = index + 1
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        word = words[at]
+        at += 1
+        if word == "--":
+            break
+        long, equals, _ = word.partition("=")
+        if long in _ELSEWHERE.get(name, ()) or (not word.startswith("--") and word[:2] in _ELSEWHERE.get(name, ())):
+            if not any(known(program_name(part)) for text in words[at - 1 :] for part in text.split()):
+                return len(words)
+            raise NotSimpleError(f"{name} {clean(shorten(word))} starts its program in a way that is not followed; write the engine's command itself", places[at - 1])
+        # a value of its own behind "-u" or "-Eu", none behind "-uroot" or "--user=root"
+        last = word if word.startswith("--") else f"-{word[-1]}"
+        first = next((i for i, letter in enumerate(word[1:]) if f"-{letter}" in options), None)
+        if (word.startswith("--") and not equals and long in options) or (not word.startswith("--") and first == len(word) - 2 and last in options):
+            at += 1
+    return at + between
 
 
 def _script(words: Sequence[str], shell: int) -> int | None:
@@ -190,11 +241,13 @@ def _simple(text: str, environ: Mapping[str, str]) -> list[str] | None:
         return None
 
 
-def expand(text: str, values: Mapping[str, str], *, missing: Callable[[str], None] | None = None) -> str:
+def expand(
+    text: str, values: Mapping[str, str], *, missing: Callable[[str], None] | None = None, unset: Callable[[str], None] | None = None
+) -> str:
     """Replace $NAME and ${NAME}, with ``:-default``, ``:+instead`` or ``:?message``; an unknown name becomes empty.
 
     ``$$`` is a dollar sign. ``missing`` is told of a name that is required and not there; without it such a word stays.
-    Raises TooLongError.
+    ``unset`` is told of one that is not there and has no default. Raises TooLongError.
     """
 
     def replacement(match: re.Match[str]) -> str:
@@ -204,11 +257,13 @@ def expand(text: str, values: Mapping[str, str], *, missing: Callable[[str], Non
         value = values.get(name)
         there = value is not None and (value != "" or not how.startswith(":"))
         if how.endswith("+"):
-            return expand(other, values, missing=missing) if there else ""
+            return expand(other, values, missing=missing, unset=unset) if there else ""
         if there:
             return value or ""
+        if not how and unset is not None:
+            unset(name)
         if not how.endswith("?"):
-            return expand(other, values, missing=missing)
+            return expand(other, values, missing=missing, unset=unset)
         if missing is None:
             return match[0]
         said = clean(shorten(other))

@@ -40,7 +40,8 @@ def read(path: str, *, known: Callable[[str], bool], environ: Mapping[str, str])
         raise InputError([Problem(message=message, where=Where(source="file", file=path, line=1, column=1))])
     if not found.commands:
         raise InputError(document.warnings) if document.warnings else no_command(path, "file")
-    return replace(found, warnings=tuple(document.warnings))
+    first = {warning.message: warning for warning in reversed(document.warnings)}  # a variable that is not set is told once
+    return replace(found, warnings=tuple(reversed(first.values())))
 
 
 def _read_root(root: MappingNode, document: Document) -> Collection | None:

@@ -124,11 +124,16 @@ class Document:
         if node is None:
             return ""
         text = (text_of(node) or "") if text is None else text
+        if not self.counted(text or " ", node):  # as it is written: aliases repeat texts, too
+            return ""
         try:
-            return self.counted(expand(text, self.environ_of(node), missing=lambda said: self.complain(node, said)), node)
+            return self.counted(expand(text, self.environ_of(node), missing=lambda said: self.complain(node, said), unset=lambda name: self._unset(node, name)), node)
         except TooLongError as error:
             self.complain(node, str(error))
             return ""
+
+    def _unset(self, node: Node, name: str) -> None:
+        self.warn(self.where(node), f"the variable {name} is not set: compose puts in nothing")
 
     def counted(self, text: str, node: Node) -> str:
         """Return a text that was put together, or "" and a complaint once all of them are too long."""
