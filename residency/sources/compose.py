@@ -229,6 +229,8 @@ class _Project:
             circle = " > ".join(n for _, n in (*chain, (path, wanted)))
             document.complain(at, f"extends leads in a circle: {clean(circle)}")
             return None, 0
+        if (path, wanted) in self.done and self.done[path, wanted][0] is None:
+            return None, 0  # told already
         levels = max(len(chain), self.done.get((path, wanted), (None, 0))[1] + 1)
         if levels >= _MOST_LEVELS:
             document.complain(at, f"extends leads through more than {_MOST_LEVELS} services")
