@@ -1255,3 +1255,10 @@ def test_a_service_that_seems_to_serve_a_model_and_is_passed_over_is_told(tmp_pa
         f"{path}:3:45: the service b starts '/start.sh', which is no program of an engine residency knows: it is not judged",
         f"{path}:4:14: the service c does not say what it starts: it is not judged",
     ]
+
+
+def test_files_of_variables_that_are_taken_without_end_are_refused(tmp_path):
+    write(tmp_path / "e", "".join(f"A{i}=1\n" for i in range(3000)))
+    path = write(tmp_path / "c.yaml", "services:\n  s:\n    command: llama-server\n    env_file: [" + "e, " * 30_000 + "]\n")
+    with pytest.raises(InputError, match=r"c.yaml:4:115: from here on the services take more than 100000 variables from files"):
+        read(path)

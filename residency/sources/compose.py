@@ -377,6 +377,21 @@ def _requests(service: Node, document: Document) -> Iterator[Request]:
             yield Request(count=count_of(count, number, document) or 0)
 
 
+def _variables(path: str, at: Node, document: Document) -> tuple[dict[str, str], dict[str, Where]]:
+    """Return the variables of a file, which is read once; nothing, and a complaint, once there are too many. Raises InputError."""
+    environ = document.environ_of(at)
+    key = (path, id(environ))
+    if key not in document.variables:
+        document.variables[key] = read_variables(path, host=environ)
+    found = document.variables[key]
+    before, document.taken = document.taken, document.taken + 1 + len(found[0])
+    if document.taken > _MOST_SETTINGS:
+        if before <= _MOST_SETTINGS:
+            document.complain(at, f"from here on the services take more than {_MOST_SETTINGS} variables from files")
+        return {}, {}
+    return found
+
+
 def _environment(service: Node, document: Document) -> tuple[dict[str, str], dict[str, Where]]:
     """Return a service's variables: its files in their order, and its own over them."""
     values: dict[str, str] = {}
@@ -392,7 +407,7 @@ def _environment(service: Node, document: Document) -> tuple[dict[str, str], dic
         if optional and not os.path.lexists(path):
             continue
         try:
-            more, at = read_variables(path, host=document.environ_of(item))
+            more, at = _variables(path, item, document)
         except InputError as error:
             for problem in error.problems:
                 document.complain(item, f"env_file {clean(path)}: {problem.message}")

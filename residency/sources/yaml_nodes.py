@@ -41,6 +41,8 @@ class Document:
         self.texts: dict[str, Text] = {}
         self.environs: dict[str, Mapping[str, str]] = {}  # by file: the variables that fill in its texts; default: the caller's
         self.folders: dict[str, str] = {}  # by file: what its paths are relative to; default: its own folder
+        self.variables: dict[tuple[str, int], tuple[dict[str, str], dict[str, Where]]] = {}  # of files, by path and what fills them in
+        self.taken = 0  # how many of them services have taken
         self._put_in = 0  # characters of texts with what they refer to, over all files
         self._roots: dict[str, list[Any]] = {}
         self._lines: dict[str, list[str]] = {}
