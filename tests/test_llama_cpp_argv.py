@@ -322,3 +322,10 @@ def test_every_adapter_of_a_preset_counts():
 def test_no_mmproj_keeps_a_projector_that_is_named():
     # common/arg.cpp, 0.5.0: the flag stops the download beside -hf; a file that is named is loaded all the same
     assert read("-m", "m.gguf", "--mmproj", "p.gguf", "--no-mmproj").get("model.mmproj") == "p.gguf"
+
+
+def test_a_bare_fa_is_of_builds_before_it_took_a_value():
+    assert read("-fa", "-ngl", "9").get("context.flash_attention") == "on"  # the version is not known
+    assert read("-fa", "-ngl", "9", version="b6000").get("context.flash_attention") == "on"
+    with pytest.raises(InputError, match="-fa needs a value: on, off or auto; it took none before b6325"):
+        read("-fa", "-ngl", "9", version="b10434")

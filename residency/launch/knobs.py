@@ -33,7 +33,7 @@ class EngineKnobs(Section):
 
     name: str | None = Field(default=None, title="Engine", description="Name of the engine.", examples=["llama.cpp", "vllm.cpp", "strata"])
     version: str | None = Field(default=None, title="Engine version", description="Version that will start.", examples=["0.1.35"])
-    options: dict[str, Option] | None = Field(default=None, title="Engine options", description="Settings only this engine knows, by its own long name without dashes.", examples=[{"swa-full": True}])
+    options: dict[str, Option] | None = Field(default=None, title="Engine options", description="Settings only this engine knows, by its own long name without dashes.", examples=[{"cache-ram": 4096}])
 
 
 class ModelKnobs(Section):

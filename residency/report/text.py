@@ -169,7 +169,7 @@ def render(report: Report, *, verbose: bool = False, budget: bool | None = None)
     if main is not None and main.note and (shown or verbose):
         first, _, more = main.note.partition(". ")
         lines.append([(f"  note: {clean(main.note if verbose or not more else first + '.')}", "dim")])
-    if not report.engine.version_given and (shown or verbose):
+    if not report.engine.version_given and (shown or verbose or report.launch.version_reason):
         lines.append([(f"  engine version not given: judged as {clean(report.engine.label)}, {clean(report.launch.version_reason or 'the newest known')}", "dim")])
     rank = {Outcome.CANNOT_TELL: 0, Outcome.VETO: 1, Outcome.WARN: 2}
     # A refusal that names a missing capability says why; it comes before those that say how much.

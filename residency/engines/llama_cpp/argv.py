@@ -58,6 +58,7 @@ class _Reading(Reading):
 
     program: str
     fork: str
+    given: bool = False  # the version was given, not taken for granted
 
     def take(self, flag: Flag, value: Any, where: Where) -> None:
         """Set a flag's value; overrides and lists append."""
@@ -351,7 +352,7 @@ def read_argv(
     argv: Sequence[str], environ: Mapping[str, str], *, version: str, given: str | None, fork: str, program: str
 ) -> Launch:
     """Return the Launch of a llama.cpp command line. Raises InputError with every problem."""
-    reading = _Reading(version=version, program=program, fork=fork)
+    reading = _Reading(version=version, program=program, fork=fork, given=given is not None)
     _configuration(reading, environ)
     _environment(reading, environ)
     from_environment = dict(reading.values)
@@ -426,6 +427,9 @@ def _step(reading: _Reading, argv: Sequence[str], index: int) -> int:
         following = argv[index + 1] if index + 1 < len(argv) else None
         if flag.kind == "onoff" and not flag.choices and (following is None or _looks_like_flag(following)):
             reading.take(flag, "on", where)  # versions before the three-way flag took no value
+            if reading.given and reading.fork == history.UPSTREAM and history.follows("flash-by-default", reading.fork, reading.version):
+                since = shown(history.CHANGES["flash-by-default"][history.UPSTREAM].since or "")
+                reading.complain(f"{name} needs a value: on, off or auto; it took none before {since}", where)
             return index + 1
         if following is None:
             reading.complain(f"{name} needs a value", where)

@@ -227,10 +227,8 @@ def _misfits(model: Checkpoint, tower: Checkpoint, found: Tower) -> list[Remark]
     """Return the encoders whose embeddings the model does not take (``tools/mtmd/mtmd.cpp``, 0.5.0: the launch throws)."""
     width, deep = model.integer("embedding_length"), model.integer("n_deepstack_layers")
     remarks = []
-    for side, out in found.widths:
-        declared = tower.metadata.get(f"clip.{side}.projection_dim")
-        levels = out % width == 0 and declared == width if width else True  # features of several levels side by side
-        if width and out not in (width, width * (1 + deep)) and not levels:
+    for side, out in found.widths:  # a model that takes features of several levels says so
+        if width and out != width * (1 + deep):
             text = f"the {'sound' if side == 'audio' else 'image'} encoder puts out embeddings of {out}, and the model takes {width}: they were not made for each other"
             remarks.append(Remark(kind="impossible", code="projector-width", knob="model.mmproj", message=text, ways=(Way(knob="model.mmproj", value=None, note="text only"),)))
     return remarks

@@ -240,6 +240,8 @@ def _host_rows(layout: Layout, pool: str) -> list[Allocation]:
 
 #: Tokens below which a shorter context is no way out: a launch with less is seldom what was meant.
 SHORTEST = 4096
+#: Tokens of the smallest micro-batch that is a way out, and the step to it.
+SMALLEST_MICRO = 128
 
 
 def ways(model: Checkpoint, settings: Settings, layout: Layout, devices: tuple[Device, ...], rows: Sequence[Allocation], machine: Machine) -> tuple[Way, ...]:
@@ -267,7 +269,8 @@ def ways(model: Checkpoint, settings: Settings, layout: Layout, devices: tuple[D
             found.append(Way(knob="layers.on_device", value=layers - 1, low=0, note="slower: the other layers run on the CPU"))
     if enough(Purpose.COMPUTE):
         micro = layout.resolved.n_ubatch
-        found += [Way(knob="context.micro_batch", value=m, note="slower prompts") for m in (256, 128) if m < micro]
+        if micro > SMALLEST_MICRO:
+            found.append(Way(knob="context.micro_batch", value=(micro - 1) // SMALLEST_MICRO * SMALLEST_MICRO, low=SMALLEST_MICRO, step=SMALLEST_MICRO, note="slower prompts"))
     if layout.resolved.sequences > 1 and enough(Purpose.KV, Purpose.STATE):
         found.append(Way(knob="context.sequences", value=1))
     if layout.host_weights.backing != "mapped" and layout.host_weights.bytes:
