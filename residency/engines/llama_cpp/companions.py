@@ -223,7 +223,7 @@ def _damaged(tower: Checkpoint) -> list[Remark]:
     return [Remark(kind="impossible" if certain else "risk", code="projector-damaged", knob="model.mmproj", message=text, ways=ways)]
 
 
-def _misfits(model: Checkpoint, tower: Checkpoint, found: Tower) -> list[Remark]:
+def _misfits(model: Checkpoint, found: Tower) -> list[Remark]:
     """Return the encoders whose embeddings the model does not take (``tools/mtmd/mtmd.cpp``, 0.5.0: the launch throws)."""
     width, deep = model.integer("embedding_length"), model.integer("n_deepstack_layers")
     remarks = []
@@ -248,7 +248,7 @@ def vision(
         if not any(t.role in (Role.VISION, Role.AUDIO) for t in tower.tensors):
             return [], [], ()
         return [Allocation.exact(pool, Purpose.VISION, "projector weights", Phase.CONTEXT, tower.tensor_bytes, knob="model.mmproj", **more)], _damaged(tower), ()
-    misfits = [*_damaged(tower), *(_misfits(models.main, tower, found) if models.main is not None else ())]
+    misfits = [*_damaged(tower), *(_misfits(models.main, found) if models.main is not None else ())]
     least = launch.options.get("image-min-tokens")
     most = launch.get("vision.max_tokens") or found.most_tokens
     if isinstance(least, int) and most and least > most and limits_asked(tower):
