@@ -387,6 +387,10 @@ def _convert(options: argparse.Namespace) -> int:
 
     for source in _sources(options):
         launch, _ = read_launch(source, engine=options.engine, environ=os.environ, plugins=load_plugins())
+        if isinstance(source, str):  # what is written may be saved in another folder than the file that was read
+            for knob in ("model.path", "model.mmproj", "model.draft"):
+                path = launch.get(knob)
+                launch = launch if path is None else launch.with_value(knob, os.path.abspath(path))  # noqa: PTH100 - Path would resolve links
         _print(to_toml(launch))
     return int(Exit.ALLOWED)
 

@@ -613,3 +613,10 @@ def test_long_paths_and_numbers_of_presets_are_shortened(tmp_path):
     code, _, err = run("validate", "--machine", "rtx-4090", presets)
     assert (code, f"{'x' * 297}...: cannot be opened" in err) == (2, True)
     assert max(map(len, err.splitlines())) < 500
+
+
+def test_a_converted_file_names_its_model_from_wherever_it_is_saved(tmp_path):
+    text = process("convert", Path(__file__).parent.parent / "configs" / "launches" / "llama-server-llama-3.1-8b.toml").stdout
+    saved = tmp_path / "elsewhere.toml"
+    saved.write_text(text)
+    assert process("validate", "--machine", "rtx-3090", str(saved)).returncode == 0
