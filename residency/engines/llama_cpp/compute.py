@@ -329,7 +329,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
         found: dict[bool, None] = {}
         for i in run[position + 1 :]:
             names = placement.moved.get(i)
-            copies = {n for n, d in names.items() if d < 0} if names and device == 0 and placement.offered else ()
+            copies = {n for n, d in names.items() if d < 0} if names and (device == 0 or not placement.offered) else ()
             if copies and any("exps" not in n and not n.startswith("ffn") for n in copies):
                 return Ahead(tuple(found), False)
             if blocks[i].attends:
@@ -381,7 +381,7 @@ def _device(hyper: HyperParameters, shape: Shape, placement: Placement, blocks: 
             graph.foreign = frozenset(n for n, d in moved.items() if d < 0) if device == 0 and placement.offered else frozenset()
         else:
             graph.foreign = frozenset()
-        graph.closing = closing(block, graph.foreign)
+        graph.closing = closing(block, graph.absent or graph.foreign)
         if mixed:
             nxt = blocks[run[position + 1]] if position + 1 < len(run) else None
             early = nxt is not None and nxt.recurrent and (_scanning(nxt) or "shortconv.conv" in nxt.weights)

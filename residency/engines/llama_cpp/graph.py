@@ -163,7 +163,7 @@ class Graph:
         if not self.foreign and self.foreign is not None and not ready:  # no copies: the usual case
             if name in self.absent:
                 self.tape.hold(source)
-                return self.tape.op(size)
+                return self.back(name, size)
             result = self.tape.op(size, source)
             if scaled:
                 result = self.tape.same(size, result)
@@ -597,7 +597,7 @@ class Graph:
         inner = w[down].shape[0]
         if down in self.absent and up in self.absent:
             tape.hold(n)
-            return tape.op(w[down].out * t4)
+            return self.back(down, w[down].out * t4)
         if gate in w:
             a = self.product(block, gate, n)
             b = self.product(block, up, n)
@@ -636,11 +636,18 @@ class Graph:
         weights = self.tape.op(block.experts_used * self.t4)
         return self.experts(block, n, order, weights, first=copied)
 
+    def back(self, name: str, size: int) -> int:
+        """The result of a product on the host, with which a split begins."""
+        result = self.tape.op(size)
+        if name == self.closing:
+            self.arrive()
+        return result
+
     def chosen_product(self, block: Block, name: str, size: int, x: int, chosen: int, first: tuple[int, ...] = ()) -> int:
         """A product with the matrices of the chosen experts, and their bias."""
         if name in self.absent:
             self.tape.hold(x, chosen)
-            return self.tape.op(size)
+            return self.back(name, size)
         result = self.tape.op(size, *(first or self.copy(block, name)), x, chosen)
         if name not in block.biases:
             return result
@@ -657,7 +664,7 @@ class Graph:
         x = tape.view(n)
         if "ffn_down" + suffix in self.absent and not self.absent.isdisjoint(("ffn_up" + suffix, "ffn_gate_up" + suffix)):
             tape.hold(x, chosen)
-            return self.weighted(block, tape.op(down.shape[1] * used * t4), weights, suffix)
+            return self.weighted(block, self.back("ffn_down" + suffix, down.shape[1] * used * t4), weights, suffix)
         if self.hyper.architecture == "llama4":  # inputs are weighted, one copy per chosen expert
             whole = self.hyper.embedding * used * t4
             x = tape.same(whole, tape.op(whole, x), weights)
