@@ -367,7 +367,7 @@ class Splitter:
             if not launch.hosted[layer]:
                 cuts = self.cut_names[layer]
                 moved = launch.moved.get(layer, frozenset())
-                found = self._lacks(layer, cuts) or self._uneven(layer, cuts) or self._apart(layer, cuts, launch) or self._misplaced(layer, cuts, moved)
+                found = self._lacks(layer, cuts) or self._uneven(layer, cuts, launch.hosted) or self._apart(layer, cuts, launch) or self._misplaced(layer, cuts, moved)
                 if found is not None:
                     return f"block {layer}: {found}"
         return None
@@ -392,11 +392,13 @@ class Splitter:
                 return "the cache is cut, and its keys are not"
         return None
 
-    def _uneven(self, layer: int, cuts: Mapping[str, Cut]) -> str | None:
+    def _uneven(self, layer: int, cuts: Mapping[str, Cut], hosted: Sequence[bool]) -> str | None:
         """Whether the cards would take parts that do not belong together."""
         hyper = self.hyper
         if hyper.memory == "attention" and not hyper.attends[layer] and "attn_q.weight" in cuts and True in hyper.attends:
             source = hyper.attends.index(False) - (2 if hyper.windowed[layer] else 1)  # the last block of its kind with a cache
+            if source >= 0 and hosted[source]:
+                return f"it shares the cache of block {source}, which is on the host"
             rows = self.cache(source) if source >= 0 else None
             if rows is not None and not _alike(cuts["attn_q.weight"].counts, rows[0]):
                 return f"the cards take other heads of the queries than of the cache of block {source}, which it shares"
