@@ -7,6 +7,7 @@ the host name the *same* pool, so every byte is counted once without a special c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -92,14 +93,18 @@ class Machine:
 
     def pool(self, name: str) -> Pool | None:
         """Return the pool of that name."""
-        return next((p for p in self.pools if p.name == name), None)
+        return self._pools.get(name)
+
+    @cached_property
+    def _pools(self) -> Mapping[str, Pool]:
+        return {p.name: p for p in reversed(self.pools)}  # every rule asks; of two with one name the first counts
 
     def device(self, name: str) -> Device | None:
         """Return the device of that name; case counts for nothing."""
         folded = name.casefold()
         return next((d for d in self.devices if d.name.casefold() == folded), None)
 
-    @property
+    @cached_property
     def host_pool(self) -> Pool:
         """The pool plain host memory comes from: the one named so, else the only pool there is."""
         found = self.pool(self.host_pool_name)
@@ -116,7 +121,7 @@ class Machine:
         """Whether the device draws from the same pool as the host."""
         return device.pool == self.host_pool.name
 
-    @property
+    @cached_property
     def accelerators(self) -> tuple[Device, ...]:
         """Every device that is not the CPU."""
         return tuple(d for d in self.devices if d.kind != "cpu")

@@ -46,10 +46,11 @@ def _unread(facts: Facts) -> Iterator[tuple[str, Any]]:
     if reads is None:
         return
     for section, table in facts.launch.knobs:
-        for key in type(table).model_fields:
+        for key, value in table:
+            if value is None:
+                continue
             knob = f"{section}.{key}"
-            value = getattr(table, key)
-            if value is not None and knob not in reads and knob not in READ_HERE and value not in NOTHING_ASKED.get(knob, ()):
+            if knob not in reads and knob not in READ_HERE and value not in NOTHING_ASKED.get(knob, ()):
                 yield knob, value
 
 
