@@ -87,7 +87,7 @@ ON_HEADS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight", "ssm_norm.weig
 #: Heads of multiples of this are rotated for a quantised cache.
 ROTATED_HEAD = 64
 #: Router and experts do not read one norm.
-NORM_APART = frozenset({"dbrx", "gemma4", "smallthinker"})
+NORM_APART = frozenset({"gemma4", "smallthinker"})
 #: The end of a cut run: its input may be gathered, so it alone may lie elsewhere.
 LAST = frozenset({"attn_output.weight", "attn_output_b.weight", "ssm_out.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight"})
 #: Metadata the cuts depend on beside the hyper-parameters.
@@ -452,7 +452,7 @@ class Splitter:
                 rest = [n for n in cuts if n not in moved and n.startswith("ffn_") and _tower(n) == _tower(name)]
                 if rest:
                     return f"{name} is in host memory, and {rest[0]} is cut"
-        norm = next((n for n in ("ffn_norm.weight", "post_attention_norm.weight", "attn_norm.weight") if f"blk.{layer}.{n}" in self.tensors), "")
+        norm = next((n for n in ("ffn_norm.weight", "post_attention_norm.weight", "attn_output_norm.weight", "attn_norm.weight") if f"blk.{layer}.{n}" in self.tensors), "")
         if norm in moved and "ffn_down_exps.weight" in cuts and self.hyper.architecture not in NORM_APART:
             chooses = next((n for n in ("exp_probs_b.bias", "exp_probs_b") if f"blk.{layer}.{n}" in self.tensors), "")
             if "ffn_down_exps.weight" not in moved:
