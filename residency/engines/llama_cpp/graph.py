@@ -662,12 +662,16 @@ class Graph:
         inner = down.shape[0] * used * t4
         chosen = tape.view(order)
         x = tape.view(n)
-        if "ffn_down" + suffix in self.absent and not self.absent.isdisjoint(("ffn_up" + suffix, "ffn_gate_up" + suffix)):
-            tape.hold(x, chosen)
-            return self.weighted(block, self.back("ffn_down" + suffix, down.shape[1] * used * t4), weights, suffix)
         if self.hyper.architecture == "llama4":  # inputs are weighted, one copy per chosen expert
             whole = self.hyper.embedding * used * t4
             x = tape.same(whole, tape.op(whole, x), weights)
+        if "ffn_down" + suffix in self.absent and not self.absent.isdisjoint(("ffn_up" + suffix, "ffn_gate_up" + suffix)):
+            tape.hold(x, chosen)
+            if self.hyper.architecture == "llama4":  # every expert's results arrive as a view of those of all
+                views = [tape.op(t4 * used * down.shape[1] - (used - 1) * down.shape[1] * 4) for _ in range(used - 1)]
+                last = self.back("ffn_down" + suffix, t4 * used * down.shape[1] - (used - 1) * down.shape[1] * 4)
+                return tape.op(down.shape[1] * t4, *views, last)
+            return self.weighted(block, self.back("ffn_down" + suffix, down.shape[1] * used * t4), weights, suffix)
         if "ffn_gate_up" + suffix in w:
             both = self.chosen_product(block, "ffn_gate_up" + suffix, 2 * inner, x, chosen, first)
             cur = tape.op(inner, tape.view(both), tape.view(both))
