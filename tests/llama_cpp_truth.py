@@ -22,7 +22,11 @@ FREE_BYTES = 149_557_477_376  # what the engine saw on the cards of the truth
 @functools.cache
 def checkpoint(name):
     """Write and read the header of one truth model."""
-    model = DATA["models"][name]
+    return header(name, DATA["models"][name])
+
+
+def header(name: str, model: dict[str, Any]):
+    """Write and read the header of a stored model."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.gguf"
         write_gguf(path, model["metadata"], [tuple(t) for t in model["tensors"]])

@@ -5,30 +5,23 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from residency.checkpoint import read
 from residency.engines.llama_cpp import blocks, graph, layout
 from residency.engines.llama_cpp.hparams import hyper_parameters
 from residency.engines.llama_cpp.settings import Settings
 
-from gguf_writer import write_gguf  # isort: skip
-from llama_cpp_truth import MIB, cards, dense, dense_hparams, made, settings  # isort: skip
+from llama_cpp_truth import MIB, cards, dense, dense_hparams, header, made, settings  # isort: skip
 
 DATA = json.loads(gzip.decompress((Path(__file__).parent / "data" / "llama_cpp_compute.json.gz").read_bytes()))
 
 
 @functools.cache
 def checkpoint(name):
-    """Write and read the header of one model."""
-    model = DATA["models"][name]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{name}.gguf"
-        write_gguf(path, model["metadata"], [tuple(t) for t in model["tensors"]])
-        return read(str(path))
+    """Return the header of one model."""
+    return header(name, DATA["models"][name])
 
 
 @pytest.mark.parametrize("case", DATA["cases"], ids=lambda c: c["id"])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import residency
-from residency.checkpoint import read
 from residency.engines.llama_cpp import layout, tensor_split
 from residency.engines.llama_cpp.hparams import NO_TENSOR_SPLIT
 from residency.engines.llama_cpp.settings import Settings
@@ -30,12 +28,7 @@ by_id = {"ids": lambda c: c["id"]}
 
 @functools.cache
 def checkpoint(name):
-    model = DATA["models"][name]
-    metadata = {}
-    for key, stored in model["metadata"].items():
-        metadata[key] = stored["value"] if "array" in stored else next(iter(stored.values()))
-    with tempfile.TemporaryDirectory() as folder:
-        return read(write_gguf(Path(folder) / f"{name}.gguf", metadata, [tuple(t) for t in model["tensors"]]))
+    return truth.header(name, DATA["models"][name])
 
 
 def lay(case):

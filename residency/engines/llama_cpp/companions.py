@@ -15,11 +15,11 @@ from residency.ways import Way
 
 from .context import row_bytes
 from .hparams import hyper_parameters
-from .layout import CUDA_KINDS, granted, lay_out
+from .layout import granted, lay_out
 from .resolve import cache_type, program_of, speculation
 from .runtime import beside_encoder, runtime
-from .settings import DeviceSpec, Override, Settings, expert_overrides
-from .vision import BATCH_TOKENS, damage, limits_asked, measure
+from .settings import CUDA_KINDS, DeviceSpec, Override, Settings, expert_overrides
+from .vision import BATCH_TOKENS, beyond_range, lacking, limits_asked, measure
 
 if TYPE_CHECKING:
     from residency.budget import Backing
@@ -213,14 +213,14 @@ def counted_by_fit(launch: Launch, models: Models, machine: Machine, settings: S
 
 
 def _damaged(tower: Checkpoint) -> list[Remark]:
-    reason = damage(tower) if tower.architecture == "clip" else None
-    if reason is None:
+    if tower.architecture != "clip":
         return []
-    # What is out of range is damage for certain; what is missing may be missing in a header that was made up to try something.
-    certain = not reason.startswith("it ")
-    text = f"the engine {'refuses' if certain else 'would refuse'} the projector file: {reason}"
     ways = (Way(knob="model.mmproj", value=None, note="text only"),)
-    return [Remark(kind="impossible" if certain else "risk", code="projector-damaged", knob="model.mmproj", message=text, ways=ways)]
+    if reason := beyond_range(tower):
+        return [Remark(kind="impossible", code="projector-damaged", knob="model.mmproj", message=f"the engine refuses the projector file: {reason}", ways=ways)]
+    # What is missing may be missing in a header that was made up to try something.
+    reason = lacking(tower)
+    return [Remark(kind="risk", code="projector-damaged", knob="model.mmproj", message=f"the engine would refuse the projector file: {reason}", ways=ways)] if reason else []
 
 
 def _misfits(model: Checkpoint, found: Tower) -> list[Remark]:

@@ -32,7 +32,7 @@ from .hparams import (
     HyperParameters,
     derived,
 )
-from .settings import CACHE_TYPES, EXPERTS, Settings
+from .settings import CACHE_TYPES, CUDA_KINDS, EXPERTS, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -79,8 +79,6 @@ LAZY = {"gemma4": "per_layer_token_embd.weight", "qwen4exp": "per_layer_token_em
 
 INPUT, OUTPUT, ALL_DEVICES, SKIPPED = -1, -2, -3, -4
 
-#: Device kinds served by the CUDA back end's sources.
-CUDA_KINDS = frozenset({"cuda", "rocm", "musa"})
 #: Tensor types the CUDA back end has no matrix product for: such tensors stay in host memory without a word.
 NO_CUDA_PRODUCT = frozenset({"TQ1_0", "TQ2_0", "I8", "I16", "I64", "F64"})
 #: State sizes of the Mamba-2 scan kernel; Mamba-1 has one for 16 only (``ggml-cuda.cu``, supports_op, SSM_SCAN).

@@ -14,6 +14,7 @@ from residency.checkpoint.model import Role
 
 from .context import pad, quantised_bytes
 from .hparams import derived, hyper_parameters
+from .settings import CUDA_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +116,7 @@ def driver_context(device: DeviceSpec) -> tuple[tuple[int, int, int], str]:
     """Return the driver context of a process on a device, in bytes, and where the figure comes from."""
     if device.context_bytes is not None:
         return (device.context_bytes,) * 3, "measured on this machine"
-    if device.kind not in ("cuda", "rocm", "musa"):
+    if device.kind not in CUDA_KINDS:
         return (0, 64 * MIB, 256 * MIB), "no measurement for this kind of device"
     row = CONTEXTS.get(device.compute_capability or "", UNKNOWN_CONTEXT)
     processors = processors_of(device)
@@ -216,7 +217,7 @@ def runtime(
             likely += OFFERED_MIB[1] * MIB
             high += OFFERED_MIB[2] * MIB
         sums = ((0, 0, 0), (0, 0, 0))
-        if settings.split_mode == "tensor" and len(devices) > 1 and spec.kind in ("cuda", "rocm", "musa"):
+        if settings.split_mode == "tensor" and len(devices) > 1 and spec.kind in CUDA_KINDS:
             low += CUT_MIB[0] * MIB
             likely += CUT_MIB[1] * MIB
             high += CUT_MIB[2] * MIB
@@ -240,7 +241,7 @@ def beside_encoder(device: DeviceSpec, warm_up: int, largest: int) -> tuple[int,
         warm_up: pool bytes of the widest product of the warm-up image.
         largest: the same of the largest image.
     """
-    if device.kind not in ("cuda", "rocm", "musa"):
+    if device.kind not in CUDA_KINDS:
         return 0, 0, 0
     _, likely, high = (mib * MIB - _spared(device) for mib in CUBLAS_MIB)
     step = BUFFER_STEP_MIB[1] * MIB

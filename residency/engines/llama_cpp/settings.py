@@ -15,6 +15,8 @@ CACHE_TYPES: dict[str, tuple[int, int]] = {
     "q6_0": (32, 26),  # ik_llama.cpp only
 }  # fmt: skip
 
+#: Device kinds served by the CUDA back end's sources.
+CUDA_KINDS = frozenset({"cuda", "rocm", "musa"})
 #: Device kinds whose buffers are ordinary host memory.
 HOST_KINDS = frozenset({"cpu"})
 

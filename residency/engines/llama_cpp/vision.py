@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .encoder_graph import card_runs, pooled
 from .encoders import AUDIO, VISION, Encoder, UnsuitableError
+from .hparams import derived
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from residency.checkpoint.model import Checkpoint, Tensor
 
 Flash = Literal["auto", "on", "off"]
@@ -133,6 +136,14 @@ def measure(
         batch_tokens: image tokens encoded at once where an encoder takes several images (``--mtmd-batch-max-tokens``).
     """
     mode: Flash = ("on" if flash else "off") if isinstance(flash, bool) else flash
+    known: dict[object, Tower | None] = derived(model).setdefault("encoders", {})  # every way out that is tried asks again
+    asked = (mode, where, most_tokens, batch_tokens)
+    if asked not in known:
+        known[asked] = _together(model, mode, where, most_tokens, batch_tokens)
+    return known[asked]
+
+
+def _together(model: Checkpoint, mode: Flash, where: Where, most_tokens: int | None, batch_tokens: int) -> Tower | None:
     towers = [_measure(model, side, mode, where, most_tokens, batch_tokens) for side in sides(model)]
     if not towers:
         return None
@@ -166,19 +177,27 @@ REQUIRED_OF = {"vision": ("clip.vision.image_size", "clip.vision.patch_size"), "
 RANGES = {"clip.vision.image_size": (0, 8192), "clip.vision.patch_size": (1, 65535), "clip.vision.embedding_length": (1, 2**31 - 1)}
 
 
-def damage(model: Checkpoint) -> str | None:
-    """Return why the engine refuses the encoders of a file before it builds them, or None."""
-    if not sides(model):
-        return "it says of no image or sound encoder that it is there"
+def beyond_range(model: Checkpoint) -> str | None:
+    """Return which number of an encoder the engine does not take, or None."""
     for side in sides(model):
-        for key in (*(k % side for k in REQUIRED), *REQUIRED_OF.get(side, ())):
-            value = model.metadata.get(key)
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                return f"it lacks the number {key}"
+        for key, value in _numbers(model, side):
             low, high = RANGES.get(key, (-(2**31), 2**32))
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 return f"{key} is {value}, and the engine takes {low} to {high}"
     return None
+
+
+def lacking(model: Checkpoint) -> str | None:
+    """Return what the engine looks for in vain, or None."""
+    if not sides(model):
+        return "it says of no image or sound encoder that it is there"
+    return next((f"it lacks the number {key}" for side in sides(model) for key, value in _numbers(model, side) if value is None), None)
+
+
+def _numbers(model: Checkpoint, side: str) -> Iterator[tuple[str, int | float | None]]:
+    for key in (*(k % side for k in REQUIRED), *REQUIRED_OF.get(side, ())):
+        value = model.metadata.get(key)
+        yield key, value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def limits_asked(model: Checkpoint) -> bool:
