@@ -52,6 +52,15 @@ class Case:
     plugins: PluginSet
     whole: Machine | None = None  # the machine without the limits of this launch's container or variables
 
+    def with_value(self, knob: str, value: Any) -> Case:
+        """Return this case with one knob changed; a file the launch no longer names is gone with its knob."""
+        models = self.models
+        if knob == "model.mmproj" and value is None:
+            models = replace(models, mmproj=None)
+        elif knob == "model.draft" and value is None:
+            models = replace(models, draft=None)
+        return replace(self, launch=self.launch.with_value(knob, value), models=models)
+
     @property
     def version(self) -> str:
         """The engine version judged: the one given, else the newest known."""
@@ -177,7 +186,7 @@ class _Trials:
             if self.left <= 0:
                 return None
             self.left -= 1
-            changed = replace(self.case, launch=self.case.launch.with_value(knob, value))
+            changed = self.case.with_value(knob, value)
             budget, self.known[key] = _evaluate(changed, self.today)
             self.over[key] = _excess(budget, changed)
             self.beyond[key] = any(r.code == BEYOND_TRAINING for r in budget.remarks)

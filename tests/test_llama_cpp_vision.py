@@ -227,3 +227,12 @@ def test_a_model_that_takes_several_levels_says_so(tmp_path):
     argv = ["llama-server", "-m", str(tmp_path / "model.gguf"), "--mmproj", str(tmp_path / "tower.gguf"), "-c", "512"]
     report = residency.validate(argv, machine="rtx-3090", environ={})
     assert not [f.message for f in report.findings if f.rule == "vision/embedding-width" and f.outcome == "veto"]
+
+
+def test_a_projector_that_does_not_fit_can_be_left_out(tmp_path):
+    write_tower(tmp_path / "tower.gguf", TOWERS["towers"]["internvl3-8b"])
+    metadata = {f"llama.{k.replace('__', '.')}": v for k, v in dense_hparams(2, width=4096, heads=32, heads_kv=1, inner=256).items()}
+    write_gguf(tmp_path / "model.gguf", {"general.architecture": "llama", **metadata}, dense(2, width=4096, heads=32, heads_kv=1, inner=256))
+    argv = ["llama-server", "-m", str(tmp_path / "model.gguf"), "--mmproj", str(tmp_path / "tower.gguf"), "-c", "512"]
+    (veto,) = [f for f in residency.validate(argv, machine="rtx-3090", environ={}).findings if f.outcome == "veto"]
+    assert [(fix.knob, fix.value, fix.verified) for fix in veto.fixes] == [("model.mmproj", None, True)]
